@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
+from numpy.typing import ArrayLike
 
 from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import ConfigurationError
@@ -18,6 +19,7 @@ from flower_kmeans.protocol.shared import NO_SHARED_WORK, SharedWork
 
 LoadData = Callable[[Context], RecordsLike]
 LoadIds = Callable[[Context], Iterable[object]]
+LoadWeights = Callable[[Context], ArrayLike]
 OnResult = Callable[[ClientResult, Context], None]
 
 ACTION = "kmeans"
@@ -42,13 +44,14 @@ def kmeans_client_app(
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
+    load_weights: LoadWeights | None = None,
 ) -> ClientApp:
     """Return a ClientApp that takes part in private clustering and does nothing else.
 
     See `register_kmeans` for the parameters.
     """
     app = ClientApp()
-    register_kmeans(app, load_data, policy, on_result, load_ids)
+    register_kmeans(app, load_data, policy, on_result, load_ids, load_weights)
     return app
 
 
@@ -58,6 +61,7 @@ def register_kmeans(
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
+    load_weights: LoadWeights | None = None,
     mods: Sequence[Mod] = (),
 ) -> None:
     """Add private clustering to a ClientApp, beside the actions that it has.
@@ -97,9 +101,19 @@ def register_kmeans(
         `ClientResult`. If it failed or was interrupted, a repeated ``finish`` calls it
         again.
     load_ids : callable, optional
-        ``load_ids(context)`` returns one id for each record, in order. Only runs over
-        parties that hold different columns use ids: party 0 compares digests with its
-        own.
+        ``load_ids(context)`` returns one id for each record, in order, also for null
+        records. A run that protects persons (``unit="person"``) weighs records by
+        the person that their id names, and no id leaves the client. An id is its text
+        without blanks around it; ``None``, NaN and empty text are missing ids, and each
+        such record counts as a person of its own. Read ids as text: a float of 2^53 or
+        more has lost digits and is refused. For a ``ray.data.Dataset`` it may return
+        the name of the column of ids. Runs over parties that hold different columns
+        compare digests of ids with those of party 0. Other runs use no ids.
+    load_weights : callable, optional
+        ``load_weights(context)`` returns one weight in [0, 1] for each record, in order,
+        also for null records, by a public rule such as a survey's. Only runs with
+        ``weighted=True`` use weights. For a ``ray.data.Dataset`` it may return the name
+        of a column.
     mods : sequence of Mod
         App-level mods of ``app`` that may see the messages of private runs. Any other
         mod is refused, because it could change or copy them.
@@ -121,7 +135,7 @@ def register_kmeans(
             "see, and could change, the messages of a private run. "
             f"Got {len(unlisted)} of them; give them to single actions instead."
         )
-    handler = _handler(load_data, policy, on_result, load_ids)
+    handler = _handler(load_data, policy, on_result, load_ids, load_weights)
     try:
         # The server sends rounds as "train", the end as "evaluate" and all else as
         # "query", as Flower's own loop does (`protocol.exchange`).
@@ -140,6 +154,7 @@ def with_kmeans(
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
+    load_weights: LoadWeights | None = None,
 ) -> ClientApp:
     """Return a ClientApp that clusters privately and passes all other messages to ``app``.
 
@@ -148,7 +163,7 @@ def with_kmeans(
     """
     require_type("app", app, ClientApp, "a ClientApp")
     return _RoutingClientApp(
-        app, kmeans_client_app(load_data, policy, on_result, load_ids)
+        app, kmeans_client_app(load_data, policy, on_result, load_ids, load_weights)
     )
 
 
@@ -158,13 +173,14 @@ def simulated_client_app(
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
     load_ids: LoadIds | None = None,
+    load_weights: LoadWeights | None = None,
 ) -> Callable[[Message, Context], Message]:
     """Return a function that answers messages for all clients of a simulation.
 
     The clients share the work in ``shared``. See `register_kmeans` for the other
     parameters.
     """
-    return _handler(load_data, policy, on_result, load_ids, shared)
+    return _handler(load_data, policy, on_result, load_ids, load_weights, shared)
 
 
 class _RoutingClientApp(ClientApp):
@@ -187,12 +203,14 @@ def _handler(
     policy: ClientPolicy | None,
     on_result: OnResult | None,
     load_ids: LoadIds | None,
+    load_weights: LoadWeights | None,
     shared: SharedWork = NO_SHARED_WORK,
 ) -> Callable[[Message, Context], Message]:
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     require_type("load_data", load_data, Callable, "a callable")
     require_type("on_result", on_result, Callable | None, "a callable")
     require_type("load_ids", load_ids, Callable | None, "a callable")
+    require_type("load_weights", load_weights, Callable | None, "a callable")
 
     def handle(message: Message, context: Context) -> Message:
         client = Client(
@@ -201,6 +219,7 @@ def _handler(
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
             None if load_ids is None else lambda: load_ids(context),
+            None if load_weights is None else lambda: load_weights(context),
             context.node_id,
             shared,
         )

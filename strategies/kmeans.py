@@ -19,6 +19,7 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
+from flower_kmeans.algorithms.weights import with_room
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -78,12 +79,29 @@ class KMeansStrategy(ClusteringStrategy[Server]):
     privacy : PrivacyBudget
         Budget of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy.
         With ``unit="client"`` each client is protected with all of its records, and
-        ``n_clients`` is required: the default delta follows from it.
+        ``n_clients`` is required: the default delta follows from it. With
+        ``unit="person"`` each person is protected with all records of its id, and
+        ``n_persons`` is required.
     n_records : int, optional
         Planned number of records of all clients together. It is public and never counted
-        from the data. Private strategies require it.
+        from the data. Private strategies require it, unless ``n_persons`` replaces it.
     n_clients : int, optional
         Public number of clients. The start waits for all of them.
+    n_persons : int, optional
+        With ``unit="person"`` only: planned number of persons of all clients together,
+        in place of ``n_records``. It is public and never counted from the data. The
+        default delta follows from it. Every count is then a number of persons, of whom
+        each counts as 1 at all of its clients together.
+    max_clients_per_person : int
+        With ``unit="person"`` only: the most clients that hold records of one person. It
+        is an assumption, because ids are never compared between clients: a person with
+        records at h times as many clients has the guarantee of a group of h persons.
+    weighted : bool
+        Whether each record has a weight in [0, 1] by a public rule, such as a survey's,
+        which clients load by ``load_weights``. Counts are then sums of weights, and
+        ``n_records`` is the planned total of all weights. A record of weight 1 decides
+        the noise. The option stands in the run document, because every client must add
+        noise for it.
     trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
 optional
         Trust model: who adds the noise and who sees the sums (docs/threat-model.md).
@@ -150,6 +168,9 @@ optional
         n_records: int | None = None,
         *,
         n_clients: PositiveCount = None,
+        n_persons: PositiveCount = None,
+        max_clients_per_person: int = 1,
+        weighted: bool = False,
         trust: str | None = None,
         n_rounds: int | Literal["auto"] = "auto",
         min_clients: PositiveCount = None,
@@ -175,6 +196,9 @@ optional
         self.domain = domain
         self.privacy = privacy
         self.n_records = n_records
+        self.n_persons = n_persons
+        self.max_clients_per_person = max_clients_per_person
+        self.weighted = weighted
         self.roster_file = roster_file
         self.on_round = on_round
         self.seed = seed
@@ -195,7 +219,7 @@ optional
             parameters["initial"] = self._given_initial
         # The type is loose: only some algorithms take a pair or None as `n_clusters`.
         planned: Callable[..., Algorithm] = self.ALGORITHM.planned
-        self._make_algorithm = partial(
+        make = partial(
             planned,
             n_clusters,
             domain,
@@ -205,8 +229,10 @@ optional
             fraction_bits=fraction_bits,
             **{self.ROUNDS: n_rounds},
             **self._clipping(clip),
+            **self._weighing(),
             **parameters,
         )
+        self._make_algorithm = partial(self._with_room, make)
         self.algorithm = self._planned = self._make_algorithm()
         # the most clusters, if the run chooses their number
         self.n_clusters = self.algorithm.n_clusters
@@ -219,11 +245,7 @@ optional
                 f"Expected cost=False under trust={self.trust!r}: the server's report would state "
                 "the cost, which the server must not see. Got cost=True; choose another trust."
             )
-        if self.trust_model.shares_noise:
-            check_shares(self.algorithm, self.plan, self._noise_shares)
-        require_capacity(
-            self.algorithm, self.added_noise_factor, self.trust_model.sum.limit
-        )
+        self._require_room(self.algorithm)
         # Without a number of clients, `start` checks the messages' sizes.
         if self.n_clients is not None:
             require_sizes(self._run(None), self.n_clients)
@@ -266,6 +288,26 @@ optional
         if self.ALGORITHM.bounds_clients:
             return {"n_clients": self.n_clients}
         return {}
+
+    def _weighing(self) -> dict[str, Any]:
+        """Return the parameters of persons and of weights of records that are given."""
+        given = {
+            "n_persons": self.n_persons,
+            "max_clients_per_person": self.max_clients_per_person,
+            "weighted": self.weighted,
+        }
+        defaults = {"n_persons": None, "max_clients_per_person": 1, "weighted": False}
+        return {name: each for name, each in given.items() if each != defaults[name]}
+
+    def _with_room(self, make: Callable[..., Algorithm], **changes: Any) -> Algorithm:
+        """Return the algorithm with the largest full weight for sums and noise shares."""
+        return with_room(make(**changes), self._require_room)
+
+    def _require_room(self, algorithm: Algorithm) -> None:
+        """Require noise that clients can share, and sums within the limit of the secure sum."""
+        if self.trust_model.shares_noise:
+            check_shares(algorithm, algorithm.plan(), self._noise_shares)
+        require_capacity(algorithm, self.added_noise_factor, self.trust_model.sum.limit)
 
     def _centroids_of(self, initial: Any) -> Any:
         """Return initial centroids, and keep the report of the run that they come from, if any."""

@@ -32,10 +32,17 @@ Attempts = Annotated[int, whole(1, MAX_ATTEMPTS)]
 Initial = ArrayLike | FinishedRun | None
 
 
+WEIGHT_OPTIONS = frozenset({"n_persons", "max_clients_per_person", "weighted"})
+"""Options of weights, which some algorithms refuse (`Algorithm.takes_weights`)."""
+
+
 class CommonOptions(TypedDict, total=False):
     """Options of all strategies; `KMeansStrategy` has their defaults and documentation."""
 
     n_clients: PositiveCount
+    n_persons: PositiveCount
+    max_clients_per_person: int
+    weighted: bool
     trust: str | None
     n_rounds: int | Literal["auto"]
     min_clients: PositiveCount
@@ -72,8 +79,10 @@ def parameters_of(strategy: Any) -> dict[str, Parameter]:
         for each in parameters:
             if each.kind is not Parameter.VAR_KEYWORD:
                 found.setdefault(each.name, each)
-    # Not every algorithm has these two, though all constructors take them.
+    # Not every algorithm has these, though all constructors take them.
     lacking = {"clip", "initial"} - signature(strategy.ALGORITHM).parameters.keys()
+    if not strategy.ALGORITHM.takes_weights:
+        lacking |= WEIGHT_OPTIONS
     return {name: each for name, each in found.items() if name not in lacking}
 
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import client_clipping
+from flower_kmeans.algorithms import client_clipping, weights
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.state import Query
@@ -13,7 +14,32 @@ from flower_kmeans.data.domain import GridRecords
 
 
 def words_of_rows(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
-    """Return the statistic of finite rows (m, d) in the user's units, as one vector."""
+    """Return the statistic of finite rows in the user's units, as one vector.
+
+    Rows are (m, record_width). With weights the last column holds the weight of each
+    record, an integer, and the vector is the sum of weight times statistic.
+    """
+    if not algorithm.weighs_records:
+        return _words(algorithm, query, rows)
+    records, of_record = split(algorithm, rows)
+    total = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
+    # Weights of persons have at most 2 sqrt(W) different values.
+    for weight in np.unique(of_record):
+        chosen = records[of_record == weight]
+        total += int(weight) * _words(algorithm, query, chosen)
+    return total
+
+
+def split(
+    algorithm: Algorithm, rows: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the records of rows, (m, d), and their weights, (m,): ones without weights."""
+    if not algorithm.weighs_records:
+        return rows, np.ones(len(rows))
+    return rows[:, :-1], rows[:, -1]
+
+
+def _words(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> IntArray:
     records = GridRecords(rows, algorithm.domain, algorithm.fraction_bits)
     statistic = algorithm.statistic(query, records)
     return algorithm.layout(query.round).flatten(statistic)
@@ -37,3 +63,20 @@ def answer_of(algorithm: Algorithm, query: Query, records: GridRecords) -> Stati
     layout = algorithm.layout(query.round)
     words = layout.flatten(algorithm.statistic(query, records))
     return layout.unflatten(contribution(algorithm, query.round, words))
+
+
+def reconstructed(
+    algorithm: Algorithm,
+    round_number: int,
+    words: IntArray,
+    answered: float,
+    n_answers: int,
+) -> Statistic:
+    """Return the statistic of a round's reconstructed or unmasked words, (words,).
+
+    With weights, each word is divided by the full weight: it is post-processing, so it
+    costs no privacy (docs/guarantees, Theorem 51). ``answered`` and ``n_answers`` are
+    those of `Statistic`.
+    """
+    scaled = weights.in_records(words, algorithm.full_weight)
+    return algorithm.layout(round_number).unflatten(scaled, answered, n_answers)

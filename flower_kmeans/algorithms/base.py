@@ -23,7 +23,7 @@ from typing import (
 import numpy as np
 
 from flower_kmeans import parameters
-from flower_kmeans.algorithms import feasibility
+from flower_kmeans.algorithms import feasibility, weights
 from flower_kmeans.algorithms.capabilities import (
     CostCapability,
     MixtureCapability,
@@ -38,8 +38,9 @@ from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import LARGEST, POSITIVE, whole
+from flower_kmeans.parameters import FLAG, LARGEST, POSITIVE, left_out, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
@@ -57,11 +58,14 @@ class Algorithm(ABC):
     check every parameter, and that the run is feasible, before anything is sent or spent.
     The constructor only checks the parameters.
 
-    ``n_records`` and ``n_clients`` are public planning numbers. A private budget requires
-    ``n_records``. A budget with ``unit="client"`` requires ``n_clients``; other budgets
-    refuse it, unless the algorithm ``bounds_clients``. With ``unit="client"``, ``clip`` is
-    how many records' worth of one client count in each release. The grid's step is
-    ``2**-fraction_bits`` of the scaled domain.
+    ``n_records``, ``n_persons`` and ``n_clients`` are public planning numbers. A private
+    budget requires ``n_records``, or ``n_persons`` in its place with ``unit="person"``.
+    With ``weighted`` each record has a weight in [0, 1], and ``n_records`` is the planned
+    total of the weights. ``full_weight`` is W (docs/guarantees, Theorem 51). A budget
+    with ``unit="client"`` requires ``n_clients``; other budgets refuse it, unless the
+    algorithm ``bounds_clients``. With ``unit="client"``, ``clip`` is how many records'
+    worth of one client count in each release. The grid's step is ``2**-fraction_bits`` of
+    the scaled domain.
 
     Raises
     ------
@@ -84,6 +88,8 @@ class Algorithm(ABC):
     """Whether a client must hold all of its records at once to answer."""
     bounds_clients: ClassVar[bool] = False
     """Whether ``n_clients`` bounds a client's answer, and is also given with ``unit="record"``."""
+    takes_weights: ClassVar[bool] = True
+    """Whether the answer is a sum over records, so that each record can have a weight."""
     can_miss_sums: ClassVar[bool] = False
     """Whether a run can go on after a round whose sum was lost."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
@@ -96,6 +102,10 @@ class Algorithm(ABC):
     n_records: Annotated[int | None, whole(1, LARGEST)] = None
     n_clients: Annotated[int | None, whole(1, LARGEST)] = None
     clip: Annotated[float | None, POSITIVE] = None
+    n_persons: Annotated[int | None, whole(1, LARGEST)] = None
+    max_clients_per_person: Annotated[int, left_out(whole(1, LEAST_WEIGHT))] = 1
+    weighted: Annotated[bool, left_out(FLAG)] = False
+    full_weight: Annotated[int | None, weights.FULL_WEIGHT] = None
     seed: Annotated[int, whole(0, LARGEST)] = 0
     fraction_bits: Annotated[int, whole(1, 25)] = 16
 
@@ -108,13 +118,8 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         """Check every parameter, and the common parameters against each other."""
         parameters.require_parameters(self)
-        n_records = self.n_records
+        weights.require_weights(self)
         budget = self.budget
-        if n_records is None and budget.is_private:
-            raise ConfigurationError(
-                "n_records is required with a private budget: a public total number of records, "
-                "from which noise and rounds are planned. Got None."
-            )
         domain = self.domain
         if (
             isinstance(domain, TableDomain)
@@ -125,9 +130,10 @@ class Algorithm(ABC):
                 "Expected a domain from public knowledge with a private budget. Got one that was "
                 "read off records (from_records): no epsilon holds with it."
             )
-        if n_records is not None and self.n_clusters > n_records:
+        total = self.planned_total
+        if total is not None and self.n_clusters > total:
             raise ConfigurationError(
-                f"Expected n_clusters of at most n_records={n_records}. "
+                f"Expected n_clusters of at most {self.total_name}={total}. "
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
@@ -160,6 +166,7 @@ class Algorithm(ABC):
         default the number of rounds is fixed.
         """
         algorithm = cls(**resolved(cls, n_clusters, domain, budget, options))
+        algorithm = feasibility.with_capacity(algorithm)
         if n_rounds not in ("auto", algorithm.n_rounds):
             raise ConfigurationError(
                 f"Expected n_rounds={algorithm.n_rounds}. Got {n_rounds!r} instead."
@@ -186,6 +193,27 @@ class Algorithm(ABC):
         """
 
     @property
+    def weighs_records(self) -> bool:
+        """Whether each record has a weight: its person's, its own, or both."""
+        return self.budget.counts_persons or self.weighted
+
+    @property
+    def record_width(self) -> int:
+        """Number of columns of a client's blocks. With weights, the last one holds them."""
+        return self.domain.n_features + int(self.weighs_records)
+
+    @property
+    def planned_total(self) -> int | None:
+        """Public total to which all counts add up: ``n_persons`` or ``n_records``."""
+        total: int | None = getattr(self, self.total_name)
+        return total
+
+    @property
+    def total_name(self) -> str:
+        """Name of the parameter with the planned total."""
+        return "n_persons" if self.budget.counts_persons else "n_records"
+
+    @property
     def clipping(self) -> Clipping:
         """The clips that limit the part of one client in each release."""
         _require_clip_of_clients(self)  # nothing may go on without it
@@ -195,7 +223,7 @@ class Algorithm(ABC):
         """Return the releases of each round, calibrated to the budget."""
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         n_clients = None if self.clip is None else self.n_clients
-        return calibrate(self.budget, rounds, self.n_records, n_clients)
+        return calibrate(self.budget, rounds, self.n_records, n_clients, self.n_persons)
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -360,10 +388,19 @@ def resolved(
     n_records = fields.get("n_records")
     n_clients = fields.get("n_clients")
     # A default delta depends on the number of units that the budget protects.
-    n_units = n_clients if budget.protects_clients else n_records
+    n_units = n_clients if budget.protects_clients else planned_total(budget, fields)
     if n_units is not None:
         budget = budget.resolved(n_units)
     takes_clip = "clip" in parameters.declared(kind)
     if takes_clip and budget.protects_clients and fields.get("clip") is None:
         fields["clip"] = default_clip(n_records, n_clients)
+    if budget.counts_persons or fields.get("weighted"):
+        # The largest, which `feasibility.with_capacity` halves where sums need room.
+        fields.setdefault("full_weight", MOST_WEIGHT)
     return {**fields, "domain": domain, "budget": budget}
+
+
+def planned_total(budget: PrivacyBudget, options: Mapping[str, Any]) -> Any:
+    """Return the public total of options: ``n_persons`` or ``n_records``, by the unit."""
+    name = "n_persons" if budget.counts_persons else "n_records"
+    return options.get(name)

@@ -71,6 +71,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     name: ClassVar[str] = "constrained-lloyd"
     needs_all_records: ClassVar[bool] = True  # one assignment covers all of them
     bounds_clients: ClassVar[bool] = True
+    takes_weights: ClassVar[bool] = False
 
     n_records: Annotated[int, whole(1, LARGEST)]
     n_clients: Annotated[int, whole(1, LARGEST)]
@@ -452,12 +453,12 @@ class ConstrainedLloydAlgorithm(LloydFamily):
 
 
 def _require_records(budget: PrivacyBudget) -> None:
-    """Refuse a budget that protects whole clients."""
-    if budget.protects_clients:
+    """Refuse a budget that protects whole clients or persons."""
+    if budget.protects_clients or budget.counts_persons:
         raise ConfigurationError(
             "Expected a budget with unit='record' for ConstrainedLloyd: the bounds of a "
-            "client's sizes are no bounds of what all of its records change. "
-            "Got unit='client' instead."
+            f"client's sizes are no bounds of what all records of a {budget.unit} change. "
+            f"Got unit={budget.unit!r} instead."
         )
 
 

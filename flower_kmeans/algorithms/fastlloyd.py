@@ -229,10 +229,11 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         # Clipped clients count as fewer records than they have, and only counts show how
         # many. Records missing for other reasons look far away, which makes the radius
         # a little longer.
-        if self.n_records is None or self.clip is not None:
+        planned = self.planned_total
+        if planned is None or self.clip is not None:
             total = math.fsum(sizes)
         else:
-            total = float(self.n_records)
+            total = float(planned)
         total = max(total, 1.0)
         part = max(
             1 - math.fsum(nearness) / total,

@@ -7,6 +7,7 @@ work or gigabytes. `Algorithm.require_feasible` calls these checks.
 import math
 from typing import TYPE_CHECKING
 
+from flower_kmeans.algorithms.weights import AnyAlgorithm, with_room
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.release import Mechanism
 
@@ -76,24 +77,31 @@ def require_capacity(
     ConfigurationError
         If a word could reach the limit.
     """
-    if algorithm.n_records is None:
+    total = algorithm.planned_total
+    if total is None:
         return
     # A client that adds means adds as much as one record, and there may be more clients
-    # than records.
-    most = max(algorithm.n_records, algorithm.n_clients or 0)
+    # than records. With weights, a record or a person counts as the full weight.
+    most = max(total, algorithm.n_clients or 0)
+    weight = algorithm.full_weight or 1
     tails = _tails(algorithm)
     for number, releases in enumerate(algorithm.plan().rounds, start=1):
         sensitivities = algorithm.block_sensitivities(number)
         if not releases:
             # Without noise a word is only a sum over records.
-            unit = max(sensitivities.values())
+            unit = max(sensitivities.values()) * weight
             _require_room(algorithm, "sums", most * unit, 0.0, limit)
         for release in releases:
             # A word of one record is at most the sensitivity of its block.
-            unit = max(sensitivities[name] for name in release.blocks)
+            unit = max(sensitivities[name] for name in release.blocks) * weight
             noise = release.noise_multiplier * unit * tails[release.mechanism]
             noise = noise * noise_factor * algorithm.clipping.of(release)
             _require_room(algorithm, release.name, most * unit + noise, noise, limit)
+
+
+def with_capacity(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """Return the algorithm with the largest full weight whose sums keep their limit."""
+    return with_room(algorithm, require_capacity)
 
 
 def _tails(algorithm: "Algorithm") -> dict[Mechanism, float]:
@@ -112,9 +120,9 @@ def _require_room(
     require_below(
         bound,
         limit,
-        f"They come from n_records={algorithm.n_records} and noise of up to {noise:.3g} "
-        f"units in the release {name!r} at fraction_bits={algorithm.fraction_bits}: take "
-        "fewer fraction_bits or a larger epsilon.",
+        f"They come from {algorithm.total_name}={algorithm.planned_total} and noise of up to "
+        f"{noise:.3g} units in the release {name!r} at fraction_bits="
+        f"{algorithm.fraction_bits}: take fewer fraction_bits or a larger epsilon.",
     )
 
 

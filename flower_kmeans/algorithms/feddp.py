@@ -20,7 +20,7 @@ from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms import feddp_planning as planning
 from flower_kmeans.algorithms.clips import Clipping, Clips, require_no_clips
-from flower_kmeans.algorithms.feasibility import MAX_WORDS
+from flower_kmeans.algorithms.feasibility import MAX_WORDS, with_capacity
 from flower_kmeans.algorithms.feddp_clips import plain_clips, with_suggested_clips
 from flower_kmeans.algorithms.feddp_lift import LiftStage
 from flower_kmeans.algorithms.feddp_lloyd import LloydStage, LloydSums, Sums
@@ -144,6 +144,7 @@ class FedDPAlgorithm(base.Algorithm):
             draft = planning.with_narrowing(draft)
         if is_auto(min_weight):
             draft = replace(draft, min_weight=planning.suitable_weight(draft))
+        draft = with_capacity(draft)
         draft.require_feasible()
         return draft
 
@@ -179,9 +180,11 @@ class FedDPAlgorithm(base.Algorithm):
         """Require options under which clients can add means."""
         if self.budget.unit != "client":
             why = (
-                "unit='record': a single record can move a client's "
+                f"unit={self.budget.unit!r}: a single record can move a client's "
                 "mean as far as the domain allows"
             )
+        elif self.weighted:
+            why = "weighted=True: a mean is not a sum over records"
         elif self.cost:
             why = "cost=True, which needs the records of a cluster"
         else:

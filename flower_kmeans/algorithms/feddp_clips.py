@@ -51,6 +51,8 @@ def with_suggested_clips(algorithm: "FedDPAlgorithm") -> Clips:
         algorithm,
         budget=PrivacyBudget(None, unit="client"),
         n_records=None,
+        weighted=False,
+        full_weight=None,
         n_clients=None,
         clip=None,
         clips=(),

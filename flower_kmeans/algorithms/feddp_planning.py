@@ -98,10 +98,10 @@ def suitable_rounds(draft: "FedDPAlgorithm") -> int:
     The draft must have two rounds.
     """
     most = MOST_AUTO_LLOYD_ROUNDS
-    if draft.n_records is None:
+    if draft.planned_total is None:
         return most
     noise = draft.noise_of(LIFT + 1)[SUMS] * math.sqrt(draft.domain.n_features)
-    size = draft.n_records / draft.n_clusters
+    size = draft.planned_total / draft.n_clusters
     if draft.adds_means:
         size = float(
             draft.n_clients or size

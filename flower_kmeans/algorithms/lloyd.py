@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.feasibility import with_capacity
 from flower_kmeans.algorithms.last_cost import LastCost, LastSums
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
@@ -116,6 +117,7 @@ class LloydFamily(base.Algorithm):
             draft = replace(draft, initial=_rows(points))
         if is_auto(n_rounds):
             draft = replace(draft, n_rounds=draft.suitable_rounds())
+        draft = with_capacity(draft)
         draft.require_feasible()
         return draft
 
@@ -327,11 +329,11 @@ class LloydFamily(base.Algorithm):
     @property
     def _planning_records(self) -> float | None:
         """N in the papers' formulas for the number of rounds."""
-        if self.n_records is None:
+        if self.planned_total is None:
             return None
         # The formulas use N only relative to the noise's standard deviation, which has
         # the clip as a factor.
-        return self.n_records / (self.clip or 1)
+        return self.planned_total / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
@@ -432,9 +434,10 @@ class SuLloydAlgorithm(LloydFamily):
 
     Formal guarantee: one record changes all sums together by at most
     ``domain.l1_bound`` in l1, and all counts together by one. With ``delta=0`` the run
-    is purely differentially private. With a positive delta, a box and
-    ``unit="record"``, each column of the sums is accounted for separately, which needs
-    less noise if there are many columns (docs/guarantees, Theorem 15).
+    is purely differentially private. With a positive delta and a
+    box, each column of the sums is accounted for separately, which needs less noise if
+    there are many columns (docs/guarantees, Theorems 15 and 51). ``unit="client"`` has
+    the joint bound.
     """
 
     name: ClassVar[str] = "sulloyd"

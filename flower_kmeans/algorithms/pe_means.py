@@ -18,7 +18,11 @@ import numpy as np
 from flower_kmeans.algorithms import feasibility
 from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, resolved
 from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
-from flower_kmeans.algorithms.feasibility import MAX_RUN_WORDS, MAX_WORDS
+from flower_kmeans.algorithms.feasibility import (
+    MAX_RUN_WORDS,
+    MAX_WORDS,
+    with_capacity,
+)
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.meaning import Meaning
@@ -157,6 +161,7 @@ class PEMeansAlgorithm(Algorithm):
             draft = replace(draft, n_variations=draft.suitable_variations())
         if is_auto(n_vote_rounds):
             draft = replace(draft, n_vote_rounds=draft.suitable_rounds())
+        draft = with_capacity(draft)
         draft.require_feasible()
         return draft
 
@@ -325,7 +330,7 @@ class PEMeansAlgorithm(Algorithm):
         Only the first ``size`` words have candidates. Their noise has the standard
         deviation ``noise``, in records.
         """
-        planned = math.inf if self.n_records is None else float(self.n_records)
+        planned = math.inf if self.planned_total is None else float(self.planned_total)
         counts = scaled(votes, self.fraction_bits)
         of_word = noise * math.sqrt(size / len(votes))
         total = expected_total(counts, of_word, planned, answered)
@@ -453,9 +458,9 @@ class PEMeansAlgorithm(Algorithm):
 
     def suitable_variations(self) -> int:
         """Return the paper's L (Section IV-C), or without N as many as the cap allows."""
-        if self.n_records is None:
+        if self.planned_total is None:
             return self.max_candidates // self.n_clusters - 1
-        return max(self.n_records // 5, 4)
+        return max(self.planned_total // 5, 4)
 
     def suitable_rounds(self) -> int:
         """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C).

@@ -131,6 +131,10 @@ class _Round:
         self.one = 2.0**algorithm.fraction_bits
         noise = algorithm.noise_of(self.number)
         self.noise = {name: std * noise_factor for name, std in noise.items()}
+        if algorithm.weighs_records:
+            # Each word of a sum was rounded to the nearest integer.
+            for name in self.noise.keys() - {self.meaning.counts}:
+                self.noise[name] = math.hypot(self.noise[name], 0.5)
         # Conversion comes first, because the least int64 has no absolute value.
         self.blocks = {
             name: block.astype(np.float64) for name, block in answer.blocks.items()
@@ -153,13 +157,14 @@ class _Round:
 
     @property
     def _has_known_total(self) -> bool:
-        """Whether ``n_records`` bounds the total. With clipped clients it does not."""
-        return self.algorithm.n_records is not None and self.algorithm.clip is None
+        """Whether the planned total bounds the total. With clipped clients it does not."""
+        has_total = self.algorithm.planned_total is not None
+        return has_total and self.algorithm.clip is None
 
     @property
     def _planned(self) -> int:
         """The planned number of records, or 1 if there is none."""
-        return self.algorithm.n_records or 1
+        return self.algorithm.planned_total or 1
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings. Every test is made for every value."""
@@ -190,7 +195,7 @@ class _Round:
         return np.full(self._n_places, size), 0.0
 
     def _of_total(self) -> Iterator[Finding]:
-        planned = self.algorithm.n_records
+        planned = self.algorithm.planned_total
         if planned is None or not self.meaning.are_records:
             return
         counts, noise = self._counts
@@ -199,8 +204,10 @@ class _Round:
         most = FACTOR * planned * self.meaning.times
         if total - most > self.reach * std:
             yield Finding(FindingKind.TOO_MANY, self.number, 1, 0, total, std)
-        # Clipped clients count as fewer records than they have.
+        # Clipped clients count as fewer records than they have, and a person at one of
+        # g clients counts as 1 / g.
         least = planned * self.answer.answered / FACTOR
+        least /= self.algorithm.max_clients_per_person
         if self.algorithm.clip is None and least - total > self.reach * std:
             kind = (
                 FindingKind.TOO_FEW if self.meaning.all_count else FindingKind.FEW_NEAR
@@ -440,15 +447,15 @@ _DOUBT = (
 
 _SENTENCES = {
     FindingKind.TOO_MANY: (
-        "WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} records, "
-        "more than {factor:g} times n_records={planned} and than noise explains. Either "
-        "n_records is wrong, or a client sent false numbers: do not use the result before you "
+        "WARNING: the noisy counts of {where} add up to as many as {most.value:,.0f} {counted}, "
+        "more than {factor:g} times {total_name}={planned} and than noise explains. Either "
+        "{total_name} is wrong, or a client sent false numbers: do not use the result before you "
         "know."
     ),
     FindingKind.TOO_FEW: (
-        "WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} records, "
-        "less than a third of n_records={planned} among the clients that answered, and less "
-        "than noise explains. Either n_records is wrong, or clients that did not answer hold "
+        "WARNING: the noisy counts of {where} add up to as few as {least.value:,.0f} {counted}, "
+        "less than a third of {total_name}={planned} among the clients that answered, and less "
+        "than noise explains. Either {total_name} is wrong, or clients that did not answer hold "
         "most records, or clients could not read theirs (run `flower-kmeans check` at each), "
         "or a client sent false numbers."
     ),
@@ -471,9 +478,9 @@ _SENTENCES = {
         "the result."
     ),
     FindingKind.FEW_NEAR: (
-        "The noisy counts of {where} add up to as few as {least.value:,.0f} records, less "
-        "than a third of n_records={planned} among the clients that answered. Here only "
-        "records near a centroid count: allow a larger radius, and check n_records."
+        "The noisy counts of {where} add up to as few as {least.value:,.0f} {counted}, less "
+        "than a third of {total_name}={planned} among the clients that answered. Here only "
+        "records near a centroid count: allow a larger radius, and check {total_name}."
     ),
     FindingKind.LIGHT: (
         "The noisy sizes of {least.number} of {k} clusters are below {light:g} standard "
@@ -492,12 +499,15 @@ _SENTENCES = {
 
 def _words(algorithm: Algorithm, kind: FindingKind, found: Sequence[Finding]) -> str:
     """Return the sentences about the findings of one kind."""
-    planned = "unknown" if algorithm.n_records is None else f"{algorithm.n_records:,}"
+    total = algorithm.planned_total
+    planned = "unknown" if total is None else f"{total:,}"
     return _SENTENCES[kind].format(
         where=_rounds([finding.round for finding in found]),
         most=max(found, key=lambda finding: abs(finding.value)),
         least=min(found, key=lambda finding: finding.value),
         planned=planned,
+        total_name=algorithm.total_name,
+        counted=algorithm.total_name.removeprefix("n_"),
         k=algorithm.n_clusters,
         factor=FACTOR,
         light=LIGHT,

@@ -33,10 +33,12 @@ def record_sensitivities(algorithm: Algorithm, round_number: int) -> FloatArray:
 def sensitivities(algorithm: Algorithm, round_number: int) -> FloatArray:
     """Return the noise scale of every word of a round, (words,) float64.
 
-    It is `record_sensitivities` times the clip of the word's release. It holds for data
-    sets that differ in one unit of the budget: one record, or all records of one client.
+    It is `record_sensitivities` times the clip of the word's release, and times the full
+    weight of records with weights. It holds for data sets that differ in one unit of the
+    budget: one record, or all records of one client or person.
     """
     found = record_sensitivities(algorithm, round_number)
+    found *= algorithm.full_weight or 1
     clipping = algorithm.clipping
     if clipping.clip is None:
         return found

@@ -18,7 +18,7 @@ import numpy as np
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
-from flower_kmeans.algorithms.feasibility import MAX_WORDS
+from flower_kmeans.algorithms.feasibility import MAX_WORDS, with_capacity
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
@@ -322,13 +322,13 @@ def _clusters(name: str, value: Any) -> Any:
     return least, most
 
 
-def _any_clusters(numbers: tuple[int, int] | None, n_records: Any) -> tuple[int, int]:
+def _any_clusters(numbers: tuple[int, int] | None, total: Any) -> tuple[int, int]:
     """Return the fewest and the most clusters of a run that chooses."""
     if numbers is not None:
         return numbers
     least, most = ANY_CLUSTERS
-    if isinstance(n_records, int):
-        most = max(least, min(most, n_records))
+    if isinstance(total, int):
+        most = max(least, min(most, total))
     return least, most
 
 
@@ -338,13 +338,13 @@ def _has_bounds(fields: Mapping[str, Any]) -> bool:
 
 
 def _planned_signal(
-    budget: PrivacyBudget, n_records: int | None, clip: float | None
+    budget: PrivacyBudget, total: int | None, clip: float | None
 ) -> float:
     """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
-    if budget.epsilon is None or budget.delta is None or n_records is None:
+    if budget.epsilon is None or budget.delta is None or total is None:
         return math.inf
     mu = mu_of_budget(budget.epsilon, budget.delta)
-    return mu * n_records / (clip or 1.0)
+    return mu * total / (clip or 1.0)
 
 
 def _parse_clusters(text: str) -> int | tuple[int, ...] | None:
@@ -413,7 +413,7 @@ class SynopsisAlgorithm(base.Algorithm):
                     "Expected n_clusters as an integer with min_clusters. "
                     f"Got {numbers} and min_clusters={options['min_clusters']}."
                 )
-            least, numbers = _any_clusters(numbers, options.get("n_records"))
+            least, numbers = _any_clusters(numbers, base.planned_total(budget, options))
             options["min_clusters"] = least
         options["clips"] = clips
         fields = base.resolved(cls, numbers, domain, budget, options)
@@ -427,7 +427,7 @@ class SynopsisAlgorithm(base.Algorithm):
                 # m records in m cells have the norm sqrt(m)
                 clip = fields["clip"] = max(1.0, math.sqrt(clip))
         schedule = Schedule.of(
-            _planned_signal(fields["budget"], fields.get("n_records"), clip),
+            _planned_signal(fields["budget"], base.planned_total(budget, fields), clip),
             numbers,
             domain.n_features,
             SIZING_ROUNDS if _has_bounds(fields) else 0,
@@ -439,6 +439,7 @@ class SynopsisAlgorithm(base.Algorithm):
                 "Expected n_rounds='auto' for SynopsisKMeans, whose rounds have different tasks "
                 f"and follow from the privacy plan. Got {n_rounds!r} instead."
             )
+        algorithm = with_capacity(algorithm)
         algorithm.require_feasible()
         return algorithm
 
@@ -456,7 +457,7 @@ class SynopsisAlgorithm(base.Algorithm):
     def _check_schedule(self) -> None:
         """Require the schedule of a run with these parameters."""
         schedule = self.schedule
-        signal = _planned_signal(self.budget, self.n_records, self.clip)
+        signal = _planned_signal(self.budget, self.planned_total, self.clip)
         if not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
             raise ConfigurationError(
                 f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
@@ -507,6 +508,11 @@ class SynopsisAlgorithm(base.Algorithm):
             raise ConfigurationError(
                 "Expected min_size=None and max_size=None with unit='client': counts of clients "
                 f"that are clipped are no sizes. {given}."
+            )
+        if self.weighs_records:
+            raise ConfigurationError(
+                "Expected min_size=None and max_size=None with unit='person' or weighted=True: "
+                f"sizes would be fractions of persons or of records. {given}."
             )
         if n_records is None:
             raise ConfigurationError(
@@ -580,14 +586,14 @@ class SynopsisAlgorithm(base.Algorithm):
     @cached_property
     def _setting(self) -> Setting:
         """The public figures that all stages share."""
-        n_records = math.inf if self.n_records is None else float(self.n_records)
+        total = math.inf if self.planned_total is None else float(self.planned_total)
         return Setting(
             domain=self.domain,
             fraction_bits=self.fraction_bits,
             n_clusters=self.n_clusters,
             n_directions=self.schedule.n_directions,
             strength=self.schedule.strength,
-            n_records=n_records,
+            n_records=total,
             seed=self.seed,
         )
 
@@ -641,8 +647,8 @@ class SynopsisAlgorithm(base.Algorithm):
         if not self.budget.is_private:
             return dict.fromkeys(sensitivities, 0.0)
         # `_planned_signal`, solved for mu.
-        n_records = cast(int, self.n_records)
-        mu = self.schedule.signal * (self.clip or 1.0) / n_records
+        total = cast(int, self.planned_total)
+        mu = self.schedule.signal * (self.clip or 1.0) / total
         found = {}
         for release in self.releases(round_number):
             scale = release.noise_multiplier / mu * self.clipping.of(release)

@@ -27,7 +27,7 @@ from flower_kmeans.cli.limits import FILES, LINES, RECORDS, judge
 from flower_kmeans.data.csv_files import names_columns
 from flower_kmeans.data.domain import Ball, Box, Domain, difference
 from flower_kmeans.data.person_findings import PersonFindings
-from flower_kmeans.data.persons import id_text
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
 from flower_kmeans.data.records import check_columns
 from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
@@ -626,7 +626,7 @@ def _persons(data: str, reading: Reading) -> str:
     ids = load_persons(data, reading=reading)
     _, own = resolved(data, reading)
     found = PersonFindings(own.person or "")
-    found.add(map(id_text, ids.tolist()))
+    found.add(map(text_of, ids.tolist()))
     lines = [f"For the holder of the table alone: {found.summary()}"]
     lines += [f"LOOK: {doubt}" for doubt in found.doubts()]
     return _LINE.join(lines)

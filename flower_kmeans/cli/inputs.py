@@ -14,7 +14,7 @@ from flower_kmeans.arrays import IntArray
 from flower_kmeans.cli.options import even_widths, listed, takers
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box, checked_by_name
-from flower_kmeans.data.persons import id_text
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -426,7 +426,7 @@ def _numbered(ids: Sequence[Any]) -> IntArray:
     found = []
     n_persons = 0
     for cell in ids:
-        text = id_text(cell)
+        text = text_of(cell)
         number = n_persons if text is None else numbers.setdefault(text, n_persons)
         n_persons = max(n_persons, number + 1)
         found.append(number)

@@ -23,7 +23,7 @@ from flower_kmeans.cli.limits import judge, share_text
 from flower_kmeans.data.findings import ColumnFindings, ColumnKind, Findings
 from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
 from flower_kmeans.data.person_findings import PersonFindings
-from flower_kmeans.data.persons import id_text
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import Reading, resolved
 from flower_kmeans.data.spelling import Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain, category_of
@@ -136,7 +136,7 @@ def _add_persons(findings: Findings, block: TableBlock, person: str | None) -> N
         return
     if findings.persons is None:
         findings.persons = PersonFindings(person)
-    findings.persons.add(map(id_text, block.columns[person].tolist()))
+    findings.persons.add(map(text_of, block.columns[person].tolist()))
 
 
 def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:

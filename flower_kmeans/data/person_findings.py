@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flower_kmeans.data.persons import PERSON_WEIGHT
+from flower_kmeans.data.weights import MOST_WEIGHT
 
 _SHARE_OF_ONE = (
     0.01  # largest fraction of all records that is not remarked on for one id
@@ -68,7 +68,7 @@ class PersonFindings:
     @property
     def n_frequent(self) -> int:
         """Number of ids with so many records that they may stand for unknown persons."""
-        most = max(1, min(_SHARE_OF_ONE * self.n_records, PERSON_WEIGHT))
+        most = max(1, min(_SHARE_OF_ONE * self.n_records, MOST_WEIGHT))
         return sum(count > most for count in self._counts.values())
 
     @property
@@ -80,7 +80,7 @@ class PersonFindings:
     @property
     def n_lightened(self) -> int:
         """Number of persons whose records lose weight: more than half of W records."""
-        return sum(2 * count > PERSON_WEIGHT for count in self._counts.values())
+        return sum(2 * count > MOST_WEIGHT for count in self._counts.values())
 
     def summary(self) -> str:
         """Return the persons and their numbers of records in one sentence."""
@@ -98,7 +98,7 @@ class PersonFindings:
         if self.n_frequent:
             ids = _counted(self.n_frequent, "id")
             found.append(
-                f"{ids} with more than 1 % of all records, or more than {PERSON_WEIGHT:,}: such an "
+                f"{ids} with more than 1 % of all records, or more than {MOST_WEIGHT:,}: such an "
                 "id may stand for unknown persons, and counts as one person."
             )
         if self.n_alike:
@@ -110,8 +110,8 @@ class PersonFindings:
         if self.n_lightened:
             persons = _counted(self.n_lightened, "person")
             found.append(
-                f"{persons} with more than {PERSON_WEIGHT // 2:,} records: up to half of their "
-                f"weight is lost, and records after the first {PERSON_WEIGHT:,} do not count."
+                f"{persons} with more than {MOST_WEIGHT // 2:,} records: up to half of their "
+                f"weight is lost, and records after the first {MOST_WEIGHT:,} do not count."
             )
         return found
 

@@ -1,29 +1,280 @@
-"""Persons: the text of an id."""
+"""Weights of persons: those of one person's records add up to W at most.
 
-from typing import Any
+A weight depends on the number and order of the person's own usable records alone: not on
+other persons, on values, or on the division of records into blocks (docs/guarantees,
+Theorem 51). Ids are compared by keyed hashes, because a Python object for each person
+would take most of a client's memory. Nothing here leaves the client.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flower_kmeans.errors import DataError
+from flower_kmeans.arrays import BoolArray, IntArray
+from flower_kmeans.errors import ConfigurationTypeError, DataError
 
-PERSON_WEIGHT = 2**12
-_EXACT = 2.0**53
+_KEY_BYTES = 16
+"""Two persons with one key would share their weight. With 2^-128 this does not happen."""
+_KEYS = np.dtype(f"S{_KEY_BYTES}")
+_AT_ONCE = 2**16  # ids that are hashed together
+_NO_TRUTH = ("NAType", "NaTType")  # of pandas, whose comparisons have no truth value
+
+KeyArray = NDArray[np.bytes_]
+"""Keys of ids, (n,), 16 bytes each."""
 
 
-def id_text(cell: Any) -> str | None:
-    """Return an id as text, or ``None`` if it is missing."""
-    if cell is None or cell is np.ma.masked:
+class PersonKeys(NamedTuple):
+    """Keys of the ids of records, in their order."""
+
+    keys: KeyArray
+    """One for each record, (n,); any key for a missing id."""
+    is_missing: BoolArray
+    """Whether the id of a record is missing, (n,)."""
+
+
+class PersonCounts(NamedTuple):
+    """Numbers of usable records by person, 24 bytes for each."""
+
+    keys: KeyArray
+    """Distinct keys in ascending order, (p,)."""
+    counts: IntArray
+    """Number of records with each key, (p,)."""
+
+
+# ------------------------------------------------------------------------------- ids
+
+
+def keys_of(ids: Any, secret: bytes) -> PersonKeys:
+    """Return the keys of ids.
+
+    Parameters
+    ----------
+    ids : iterable of hashable
+        One id for each record. The id of a person is its text, without blanks around
+        it. Floats with integral values are read as integers. ``None``, NaN, NaT, empty
+        text and missing values of pandas and pyarrow are missing ids.
+    secret : bytes
+        Secret key of the hash, 32 bytes.
+
+    Raises
+    ------
+    ConfigurationTypeError, DataError
+        If these are not ids, or an id is a float that has lost digits.
+    """
+    rest = _iterated(ids)
+    digests = []
+    missing = []
+    while True:
+        texts = [text_of(one) for one in islice(rest, _AT_ONCE)]
+        if not texts:
+            break
+        missing.append(np.array([text is None for text in texts], dtype=bool))
+        hashed = b"".join(_digest(text or "", secret) for text in texts)
+        digests.append(np.frombuffer(hashed, dtype=_KEYS))
+    if not digests:
+        return PersonKeys(np.empty(0, dtype=_KEYS), np.empty(0, dtype=bool))
+    return PersonKeys(np.concatenate(digests), np.concatenate(missing))
+
+
+def _digest(text: str, secret: bytes) -> bytes:
+    # "surrogatepass", because text of files may hold lone surrogates.
+    data = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(data, key=secret, digest_size=_KEY_BYTES).digest()
+
+
+def _iterated(ids: Any) -> Iterator[Any]:
+    """Return an iterator over ids, or raise for an object that has no order of ids."""
+    if hasattr(ids, "to_pylist"):  # an array of pyarrow, whose scalars are objects
+        return iter(ids.to_pylist())
+    has_order = isinstance(ids, Iterable) and not isinstance(
+        ids, str | bytes | Mapping | AbstractSet
+    )
+    if not has_order or hasattr(ids, "columns") or getattr(ids, "ndim", 1) != 1:
+        raise ConfigurationTypeError(
+            "Expected ids as a list or one column, with one id for each record. "
+            f"Got {type(ids).__name__}."
+        )
+    return iter(ids)
+
+
+def text_of(one: Any) -> str | None:
+    """Return the text of an id, or ``None`` if it is missing."""
+    if isinstance(one, bytes):
+        one = one.decode(errors="surrogateescape")
+    if isinstance(one, str):
+        return one.strip() or None
+    if one is None or one is np.ma.masked or type(one).__name__ in _NO_TRUTH:
         return None
-    if isinstance(cell, np.datetime64) and np.isnat(cell):
-        return None
-    if isinstance(cell, float | np.floating):
-        number = float(cell)
-        if number != number:
+    if isinstance(one, float | np.floating):
+        return _text_of_float(one)
+    if not isinstance(one, int | np.integer):
+        _require_own_text(one)
+        if _is_unequal_to_itself(one):
             return None
-        if abs(number) >= _EXACT:
-            raise DataError(
-                "Expected ids as text or integers. Got floats of 2^53 or more."
-            )
-        if number.is_integer():
-            return str(int(number))
-    return str(cell).strip() or None
+    return str(one).strip() or None
+
+
+def _text_of_float(one: Any) -> str | None:
+    if one != one:  # NaN
+        return None
+    if not one.is_integer():
+        return str(one)
+    digits = np.finfo(type(one)).nmant + 1
+    if abs(one) >= 2.0**digits:
+        raise DataError(
+            f"Expected ids as text or integers. Got a float of at least 2^{digits}, which has "
+            "lost digits: two persons could have become one."
+        )
+    return str(int(one))
+
+
+def _require_own_text(one: Any) -> None:
+    """Require an object that is an id: hashable, with a text that shows its value."""
+    kind = type(one)
+    defined = {name for holder in kind.__mro__[:-1] for name in vars(holder)}
+    has_text = not defined.isdisjoint({"__str__", "__repr__"})
+    if kind.__hash__ is None or not has_text:
+        raise ConfigurationTypeError(
+            "Expected ids as text, numbers or other values that can be compared. "
+            f"Got {kind.__name__}."
+        )
+
+
+def _is_unequal_to_itself(one: Any) -> bool:
+    """Return whether an object is a missing value, such as NaT of NumPy."""
+    try:
+        return bool(one != one)
+    except Exception:  # an object of the loader may raise anything
+        return False
+
+
+# ----------------------------------------------------------------------------- counts
+
+
+def counts_of(persons: PersonKeys, usable: BoolArray) -> PersonCounts:
+    """Return the numbers of usable records by person, without those of missing ids."""
+    counted = usable & ~persons.is_missing
+    keys, counts = np.unique(persons.keys[counted], return_counts=True)
+    return PersonCounts(keys, counts.astype(np.int64))
+
+
+def merged(parts: Iterable[PersonCounts]) -> PersonCounts:
+    """Return the sum of counts."""
+    found = list(parts)
+    if not found:
+        return PersonCounts(np.empty(0, dtype=_KEYS), np.zeros(0, dtype=np.int64))
+    keys, places = np.unique(
+        np.concatenate([each.keys for each in found]), return_inverse=True
+    )
+    counts = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(counts, places.reshape(-1), np.concatenate([e.counts for e in found]))
+    return PersonCounts(keys, counts)
+
+
+class Tally:
+    """A sum of counts, one part after the other.
+
+    Parts are merged only when they are as long as the sum, so that many small parts
+    take no more time than few large ones.
+    """
+
+    def __init__(self) -> None:
+        self._total = merged([])
+        self._waiting: list[PersonCounts] = []
+        self._n_waiting = 0
+
+    def add(self, counts: PersonCounts) -> None:
+        """Add counts."""
+        self._waiting.append(counts)
+        self._n_waiting += len(counts.keys)
+        if self._n_waiting > len(self._total.keys):
+            self.total()
+
+    def total(self) -> PersonCounts:
+        """Return the sum of all counts so far."""
+        self._total = merged([self._total, *self._waiting])
+        self._waiting = []
+        self._n_waiting = 0
+        return self._total
+
+
+def above(counts: PersonCounts, room: int) -> PersonCounts:
+    """Return the counts of the persons with more than ``room`` records."""
+    heavy = counts.counts > room
+    return PersonCounts(counts.keys[heavy], counts.counts[heavy])
+
+
+def count_at(counts: PersonCounts, keys: KeyArray) -> IntArray:
+    """Return the count of each key, (n,); 0 of a key that has none."""
+    if not len(counts.keys):
+        return np.zeros(len(keys), dtype=np.int64)
+    places = np.searchsorted(counts.keys, keys)
+    places = np.minimum(places, len(counts.keys) - 1)
+    is_there = counts.keys[places] == keys
+    return np.where(is_there, counts.counts[places], 0)
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+def room_of(full_weight: int, n_clients: int) -> int:
+    """Return what the records of a person weigh at one client, at most.
+
+    ``full_weight`` is W, and ``n_clients`` the most clients g with records of a person.
+    """
+    return full_weight // n_clients
+
+
+def person_weights(
+    persons: PersonKeys,
+    usable: BoolArray,
+    totals: PersonCounts,
+    before: PersonCounts,
+    room: int,
+) -> IntArray:
+    """Return the weights of the records of a block, (n,) int64.
+
+    Each of a person's c usable records weighs ``floor(room / c)``. If that is 0, the
+    first ``room`` of them weigh 1, and the others 0. A record without an id is a person
+    of its own. Null records weigh 0.
+
+    Parameters
+    ----------
+    persons : PersonKeys
+        Of the records of the block.
+    usable : ndarray of bool, shape (n,)
+        Whether a record is not a null record.
+    totals : PersonCounts
+        Of all records of the client.
+    before : PersonCounts
+        Of the records in earlier blocks, at least for the persons above ``room``.
+    room : int
+        Most that the records of a person weigh at this client.
+    """
+    counts = np.where(persons.is_missing, 1, count_at(totals, persons.keys))
+    weights = room // np.maximum(counts, 1)
+    heavy = np.flatnonzero(usable & (counts > room))
+    if len(heavy):
+        keys = persons.keys[heavy]
+        ranks = count_at(before, keys) + _ranks(keys)
+        weights[heavy] = ranks < room
+    weights[~usable] = 0
+    return weights
+
+
+def _ranks(keys: KeyArray) -> IntArray:
+    """Return how many earlier keys equal each key, (n,)."""
+    order = np.argsort(keys, kind="stable")
+    in_order = keys[order]
+    is_first = np.ones(len(keys), dtype=bool)
+    is_first[1:] = in_order[1:] != in_order[:-1]
+    places = np.arange(len(keys))
+    starts = np.maximum.accumulate(np.where(is_first, places, 0))
+    ranks = np.empty(len(keys), dtype=np.int64)
+    ranks[order] = places - starts
+    return ranks

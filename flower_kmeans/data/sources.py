@@ -11,17 +11,26 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from types import GeneratorType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flower_kmeans.arrays import IntArray
+from flower_kmeans.arrays import BoolArray, FloatArray, IntArray
 from flower_kmeans.data.frames import any_copy, require_no_transform, text_as_bytes
+from flower_kmeans.data.persons import (
+    PersonCounts,
+    PersonKeys,
+    Tally,
+    above,
+    counts_of,
+    keys_of,
+    merged,
+)
 from flower_kmeans.data.records import (
     all_records,
     check_columns,
@@ -31,6 +40,13 @@ from flower_kmeans.data.records import (
     table_of_rows,
 )
 from flower_kmeans.data.spelling import Spelling
+from flower_kmeans.data.weights import (
+    NO_PERSONS,
+    Weighing,
+    WeightCounts,
+    checked_weights,
+    require_one_each,
+)
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 # An alias: an inner function evaluates its annotations whenever it is defined.
@@ -82,6 +98,10 @@ class Source:
     sum_in_place : callable, optional
         Takes a function of a block, and returns its sum over all blocks and the number
         of null records. Blocks are read on the machines where they are.
+    weigh_in_place : callable, optional
+        Takes a `Weighing`, the name of the column of ids, that of weights (each empty
+        if it is not needed) and a secret. Returns the source with weights, and the
+        counts of what they changed. Blocks are read on the machines where they are.
     n_null : int
         Number of rows that the last pass left out. It is private, for the client's own
         log only.
@@ -95,6 +115,7 @@ class Source:
     is_finite: bool = False
     is_live: bool = False
     sum_in_place: Callable[[RowPart], tuple[IntArray, int]] | None = None
+    weigh_in_place: "Callable[[Weighing, str, str, bytes], Weighed] | None" = None
     n_null: int = 0
 
     def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
@@ -118,9 +139,7 @@ class Source:
                 with np.errstate(over="ignore", invalid="ignore"):
                     piece = np.array(part[start : start + step], dtype=self.dtype)
                     if not keep_null:
-                        # x - x is 0 for finite x, else NaN. This is much faster than
-                        # `isfinite`.
-                        finite = (piece - piece) @ ones == 0
+                        finite = _are_finite(piece, ones)
                         self.n_null += len(piece) - int(np.count_nonzero(finite))
                         piece = piece[finite]
                 room = rows - filled
@@ -134,12 +153,30 @@ class Source:
         if filled:
             yield buffer[:filled]
 
+    def usable_rows(self) -> BoolArray:
+        """Return which rows `blocks` yields without null records, (n,) bool."""
+        ones = np.ones(self.n_features, self.dtype)
+        parts = []
+        for block in self.blocks(keep_null=True):
+            with np.errstate(invalid="ignore"):
+                parts.append(_are_finite(block, ones))
+        if not parts:
+            return np.zeros(0, dtype=bool)
+        return np.concatenate(parts)
+
     def loaded(self, keep_null: bool = False) -> NDArray[Any]:
         """Return a copy of all finite records, (n, n_features), in memory.
 
         With ``keep_null`` null records are kept.
         """
         return joined(self.blocks(keep_null), self.n_features)
+
+
+def _are_finite(rows: NDArray[Any], ones: NDArray[Any]) -> BoolArray:
+    """Return which rows, (m, d), have finite numbers only; ``ones`` are (d,)."""
+    # x - x is 0 for finite x, else NaN. This is much faster than `isfinite`.
+    found: BoolArray = (rows - rows) @ ones == 0
+    return found
 
 
 def joined(blocks: Iterable[NDArray[Any]], n_features: int) -> NDArray[Any]:
@@ -198,6 +235,101 @@ def as_source(
     in_memory = mapped is None
     read = parts if in_memory else mapped_parts
     return Source(n_features, _float_type(table.dtype), read, len(table), in_memory)
+
+
+# --------------------------------------------------------------------------- weights
+
+
+class Weighed(NamedTuple):
+    """A source with weights, and the counts of what they changed."""
+
+    source: Source
+    counts: WeightCounts
+
+
+def weighed(
+    source: Source, weighing: Weighing, ids: Any, weights: Any, secret: bytes
+) -> Weighed:
+    """Return the source whose last column holds the integer weight of each record.
+
+    Parameters
+    ----------
+    source : Source
+        Records without weights.
+    weighing : Weighing
+        The public rule of the run.
+    ids : iterable of hashable or str
+        One id for each record, null records included, if persons count. For a data set
+        of Ray it may be the name of its column of ids.
+    weights : array-like of shape (n,) or str
+        The weights by a public rule, if records have them. For a data set of Ray it may
+        be the name of a column.
+    secret : bytes
+        Secret key of the hash that compares ids, 32 bytes.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If ids or weights are not what the rule needs.
+    """
+    names = []
+    if weighing.counts_persons:
+        names.append(ids)
+    if weighing.has_weights:
+        names.append(weights)
+    are_columns = all(isinstance(name, str) for name in names)
+    if source.weigh_in_place is not None and are_columns:
+        id_column = ids if weighing.counts_persons else ""
+        weight_column = weights if weighing.has_weights else ""
+        return source.weigh_in_place(weighing, id_column, weight_column, secret)
+    usable = source.usable_rows()
+    persons = None
+    totals = NO_PERSONS
+    n_missing = 0
+    if weighing.counts_persons:
+        persons = keys_of(ids, secret)
+        require_one_each("an id", len(persons.keys), len(usable))
+        totals = counts_of(persons, usable)
+        n_missing = int(np.count_nonzero(persons.is_missing & usable))
+    own = None
+    if weighing.has_weights:
+        own = checked_weights(weights)
+        require_one_each("a weight", len(own), len(usable))
+    found = weighing.of_block(usable, persons, totals, NO_PERSONS, own)
+    counts = weighing.counts(n_missing, totals)
+    return Weighed(weighted(source, found), counts)
+
+
+def weighted(source: Source, weights: IntArray) -> Source:
+    """Return the records with their weights, (n,), as one more column."""
+    width = source.n_features + 1
+
+    def parts() -> Tables:
+        start = 0
+        for part in source.parts():
+            own = weights[start : start + len(part)]
+            start += len(part)
+            if start > len(weights):
+                break
+            block = np.empty((len(part), width), source.dtype)
+            with np.errstate(over="ignore"):
+                block[:, :-1] = part
+            # float32 holds every weight, too.
+            block[:, -1] = own
+            yield block
+        if start != len(weights):
+            raise DataError(
+                "Expected the same number of records in all passes. Got another one."
+            )
+
+    return replace(
+        source,
+        n_features=width,
+        parts=parts,
+        sum_in_place=None,
+        weigh_in_place=None,
+        n_null=0,
+    )
 
 
 def checked_source(
@@ -718,25 +850,105 @@ def _number_cells(
 # --------------------------------------------------------------------------- Ray
 
 
-def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    names = _names_in_ray(columns)
+class _BlockReader(NamedTuple):
+    """How tasks read blocks of a data set of Ray."""
 
-    def blocks() -> Iterator[Any]:
+    names: Sequence[str]
+    n_features: int
+    weigher: "_BlockWeigher | None" = None
+
+    def source(self, block: Any, before: PersonCounts) -> Source:
+        """Return the source of a block; ``before`` counts persons in earlier blocks."""
+        from ray.data.block import BlockAccessor
+
+        tables = partial(_tables_of_block, block, self.names, self.n_features)
+        n_rows = BlockAccessor.for_block(block).num_rows()
+        source = Source(self.n_features, np.dtype(np.float64), tables, n_rows)
+        if self.weigher is None:
+            return source
+        weights = self.weigher.weights(block, source.usable_rows(), before)
+        return weighted(source, weights)
+
+
+class _BlockWeigher(NamedTuple):
+    """How tasks weigh the records of a block of Ray."""
+
+    weighing: Weighing
+    id_column: str
+    weight_column: str
+    secret: bytes
+    totals: PersonCounts = NO_PERSONS
+
+    def persons(self, block: Any) -> PersonKeys | None:
+        """Return the keys of a block's ids; ``None`` if persons do not count."""
+        if not self.weighing.counts_persons:
+            return None
+        return keys_of(_column_of_block(block, self.id_column), self.secret)
+
+    def own(self, block: Any) -> FloatArray | None:
+        """Return the weights of a block by the public rule, or ``None``."""
+        if not self.weighing.has_weights:
+            return None
+        return checked_weights(np.asarray(_column_of_block(block, self.weight_column)))
+
+    def weights(self, block: Any, usable: BoolArray, before: PersonCounts) -> IntArray:
+        """Return the weights of the records of a block, (n,) int64."""
+        persons = self.persons(block)
+        own = self.own(block)
+        return self.weighing.of_block(usable, persons, self.totals, before, own)
+
+
+def _column_of_block(block: Any, name: str) -> Any:
+    """Return a column of a block of Ray, a table of pyarrow or pandas."""
+    from ray.data.block import BlockAccessor
+
+    names = list(getattr(BlockAccessor.for_block(block).schema(), "names", ()))
+    if names.count(name) != 1:
+        raise DataError(
+            f"Expected the column {name!r} once in every block of a data set of Ray."
+        )
+    return block[name]
+
+
+def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    reader = _BlockReader(_names_in_ray(columns), n_features)
+
+    def blocks() -> Iterator[tuple[Any, PersonCounts]]:
         # Blocks are read one by one: Ray cannot join them after one record has turned a
         # column into text.
         with _readable():
             bundles = dataset.iter_internal_ref_bundles()
         for bundle in _each(bundles):
             for block, _ in bundle.blocks:
-                yield block
+                yield block, NO_PERSONS
+
+    def weigh(weighing: Weighing, ids: str, weights: str, secret: bytes) -> Weighed:
+        weigher = _BlockWeigher(weighing, ids, weights, secret)
+        # Weights belong to the order of the blocks, which another execution of the data
+        # set might change.
+        kept = [block for block, _ in blocks()]
+        return _weighed_in_ray(kept, reader._replace(weigher=weigher))
+
+    return _source_in_ray(blocks, reader, weigh)
+
+
+def _source_in_ray(
+    blocks: Callable[[], Iterable[tuple[Any, PersonCounts]]],
+    reader: _BlockReader,
+    weigh: Callable[[Weighing, str, str, bytes], Weighed] | None,
+) -> Source:
+    """Return the source of references to blocks, with the counts of persons before them."""
+    width = reader.n_features
+    if reader.weigher is not None:
+        width += 1
 
     def parts() -> Tables:
         import ray
 
-        for reference in blocks():
+        for reference, before in blocks():
             with _readable():
                 block = ray.get(reference)
-            yield from _tables_of_block(block, names, n_features)
+            yield from reader.source(block, before).parts()
 
     def summed(part: RowPart) -> tuple[IntArray, int]:
         """Return the sum over all blocks and the number of null records.
@@ -749,7 +961,7 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
         # integers.
         task = ray.remote(_sum_of_block)
         # One zero can be added to an array of any length.
-        shared = ray.put((part, names, n_features))
+        shared = ray.put((part, reader))
         total = np.zeros(1, np.int64)
         n_null = 0
         waiting: list[Any] = []
@@ -763,13 +975,96 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
                     n_null = n_null + n
 
         with _readable():
-            for block in blocks():
-                waiting.append(task.remote(block, shared))
+            for block, before in blocks():
+                waiting.append(task.remote(block, before, shared))
                 collect(_TASKS)
             collect(0)
         return total, n_null
 
-    return Source(n_features, np.dtype(np.float64), parts, sum_in_place=summed)
+    return Source(
+        width,
+        np.dtype(np.float64),
+        parts,
+        sum_in_place=summed,
+        weigh_in_place=weigh,
+    )
+
+
+class _CountsOfBlock(NamedTuple):
+    """A task's counts of the persons of a block of Ray, or its error."""
+
+    counts: PersonCounts
+    n_missing: int = 0
+    error: KMeansError | None = None
+
+
+def _weighed_in_ray(blocks: Sequence[Any], reader: _BlockReader) -> Weighed:
+    """Return the source with weights of references to blocks.
+
+    A first pass counts each person's records by block. The second, which sums or reads
+    the blocks, weighs them by the totals.
+    """
+    import ray
+
+    weigher = reader.weigher
+    if weigher is None:
+        raise ValueError("Expected a reader with a weigher.")
+    task = ray.remote(_count_in_block)
+    shared = ray.put(reader)
+    with _readable():
+        # The counts stay on the cluster, because those of all blocks may take much
+        # more memory than their sum.
+        counted = [task.remote(block, shared) for block in blocks]
+        tally = Tally()
+        n_missing = 0
+        for reference in counted:
+            found = ray.get(reference)
+            if found.error is not None:
+                raise found.error
+            tally.add(found.counts)
+            n_missing += found.n_missing
+        totals = tally.total()
+        heavy = above(totals, weigher.weighing.room)
+        before = _counts_before(counted, heavy)
+        totals_there = reader._replace(weigher=weigher._replace(totals=totals))
+    placed = list(zip(blocks, before, strict=True))
+    source = _source_in_ray(lambda: placed, totals_there, None)
+    return Weighed(source, weigher.weighing.counts(n_missing, totals))
+
+
+def _counts_before(counted: Sequence[Any], heavy: PersonCounts) -> list[PersonCounts]:
+    """Return, for each block, the counts in earlier blocks of the persons in ``heavy``."""
+    import ray
+
+    if not len(heavy.keys):
+        return [NO_PERSONS] * len(counted)
+    found = []
+    so_far = NO_PERSONS
+    for reference in counted:
+        found.append(so_far)
+        counts = ray.get(reference).counts
+        is_heavy = np.isin(counts.keys, heavy.keys)
+        own = PersonCounts(counts.keys[is_heavy], counts.counts[is_heavy])
+        so_far = merged([so_far, own])
+    return found
+
+
+def _count_in_block(block: Any, reader: _BlockReader) -> _CountsOfBlock:
+    """Return the counts of the persons of a block of Ray. It also checks weights."""
+    weigher = reader.weigher
+    if weigher is None:
+        raise ValueError("Expected a reader with a weigher.")
+    try:
+        weigher.own(block)
+        persons = weigher.persons(block)
+    except KMeansError as error:
+        # Ray would show the text of the task's own error in a long one.
+        return _CountsOfBlock(NO_PERSONS, error=error)
+    if persons is None:
+        return _CountsOfBlock(NO_PERSONS)
+    usable = reader._replace(weigher=None).source(block, NO_PERSONS).usable_rows()
+    n_missing = int(np.count_nonzero(persons.is_missing & usable))
+    return _CountsOfBlock(counts_of(persons, usable), n_missing)
 
 
 def _names_in_ray(columns: Sequence[str] | None) -> Sequence[str]:
@@ -818,15 +1113,11 @@ def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
 
 
 def _sum_of_block(
-    block: Any, shared: tuple[RowPart, Sequence[str], int]
+    block: Any, before: PersonCounts, shared: tuple[RowPart, _BlockReader]
 ) -> tuple[IntArray, int]:
     """Return the sum of a function over a block of Ray, and the number of null records."""
-    from ray.data.block import BlockAccessor
-
-    part, names, n_features = shared
-    tables = partial(_tables_of_block, block, names, n_features)
-    n_rows = BlockAccessor.for_block(block).num_rows()
-    source = Source(n_features, np.dtype(np.float64), tables, n_rows)
+    part, reader = shared
+    source = reader.source(block, before)
     words = np.zeros(1, np.int64)
     for each in source.blocks():
         words = words + part(each)

@@ -21,7 +21,7 @@ from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import column_of
 from flower_kmeans.data.person_findings import PersonFindings
-from flower_kmeans.data.persons import id_text
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, resolved
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
@@ -453,7 +453,7 @@ def read_table(
     if person is not None:
         persons = loaded.others[person]
         loaded.findings.persons = PersonFindings(person)
-        loaded.findings.persons.add(map(id_text, persons.tolist()))
+        loaded.findings.persons.add(map(text_of, persons.tolist()))
     names = [name for name in keep if name not in loaded.columns]
     others = {name: loaded.others[name] for name in names}
     return replace(loaded, labels=labels, others=others, persons=persons)

@@ -27,9 +27,10 @@ class PrivacyBudget:
     delta : float or None
         In [0, 1). If it is ``None``, `resolved` chooses it. 0 is pure differential
         privacy, which only Laplace noise can give.
-    unit : {"record", "client"}
-        The unit of privacy: neighbouring data differ in one record, or in one client
-        with all its records (docs/guarantees, Theorem 2).
+    unit : {"record", "client", "person"}
+        The unit of privacy: neighbouring data differ in one record, in one client with
+        all its records (docs/guarantees, Theorem 2), or in one person with all records
+        that have the person's id (docs/guarantees, Theorem 51).
 
     Raises
     ------
@@ -76,11 +77,21 @@ class PrivacyBudget:
         """Whether the run protects a client with all its records."""
         return self.is_private and self.unit == "client"
 
+    @property
+    def protects_persons(self) -> bool:
+        """Whether the run protects a person with all their records."""
+        return self.is_private and self.unit == "person"
+
+    @property
+    def counts_persons(self) -> bool:
+        """Whether each person counts as one, however many records they have."""
+        return self.unit == "person"
+
     def resolved(self, n_units: int) -> "PrivacyBudget":
         """Return this budget with a delta in place of ``None``.
 
         The delta is ``min(1e-6, 1 / (100 n_units))``. ``n_units`` is the public number
-        of records or of clients, depending on the unit. It must not be counted from
+        of records, clients or persons, depending on the unit. It must not be counted from
         private data. A mechanism that publishes a random record is (0, 1 /
         n_units)-private, so delta must stay well below that (docs/guarantees,
         Theorem 1).

@@ -54,6 +54,9 @@ class PrivacyPlan:
         Releases by round.
     n_clients : int or None
         The public number of client slots, if the budget protects clients.
+    n_persons : int or None
+        The public number of persons, if the unit of the budget is the person.
+        ``n_records`` is then ``None``.
     is_chosen_later : bool
         Whether the rounds are from several runs, each of which may have been chosen
         after the results of earlier runs. `then` returns such a plan. It describes a
@@ -72,15 +75,22 @@ class PrivacyPlan:
     n_records: int | None
     rounds: tuple[tuple[Release, ...], ...]
     n_clients: int | None = None
+    n_persons: int | None = None
     is_chosen_later: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         rounds = tuple(tuple(releases) for releases in self.rounds)
         object.__setattr__(self, "rounds", rounds)
-        for name in ("n_records", "n_clients"):
+        for name in ("n_records", "n_clients", "n_persons"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
+        counted = "n_records" if self.budget.counts_persons else "n_persons"
+        if getattr(self, counted) is not None:
+            raise ConfigurationError(
+                f"The '{counted}' parameter must be None with unit={self.budget.unit!r}. "
+                f"Got {getattr(self, counted)!r} instead."
+            )
         if self.n_clients is not None and not self.budget.protects_clients:
             raise ConfigurationError(
                 "The 'n_clients' parameter must be None unless the budget is private with "
@@ -165,7 +175,7 @@ class PrivacyPlan:
         return mixture_delta(mu, laplace, epsilon)
 
     def group(self, size: int, delta: float | None = None) -> float:
-        """Return the least epsilon for a group of ``size`` records, or clients.
+        """Return the least epsilon for a group of ``size`` records, clients or persons.
 
         A group changes every answer by at most ``size`` sensitivities. Its guarantee is
         therefore that of noise ``size`` times smaller. With Gaussian noise alone it is
@@ -217,11 +227,13 @@ class PrivacyPlan:
         epsilon = charge_of((*self.releases, *other.releases)).epsilon(delta)
         same_records = self.n_records == other.n_records
         same_clients = self.n_clients == other.n_clients
+        same_persons = self.n_persons == other.n_persons
         return PrivacyPlan(
             budget=replace(self.budget, epsilon=epsilon, delta=delta),
             n_records=self.n_records if same_records else None,
             rounds=self.rounds + other.rounds,
             n_clients=self.n_clients if same_clients else None,
+            n_persons=self.n_persons if same_persons else None,
             is_chosen_later=True,
         )
 
@@ -283,6 +295,7 @@ class PrivacyPlan:
 
     def _repr_html_(self) -> str:
         private = self.is_private
+        persons = {} if self.n_persons is None else {"n_persons": self.n_persons}
         facts = {
             "epsilon": f"{self.epsilon():.6g}" if private else None,
             "delta": f"{self.budget.delta:.4g}" if private else None,
@@ -290,6 +303,7 @@ class PrivacyPlan:
             "protected": f"one {self.budget.unit}" if private else "nobody",
             "n_records": self.n_records,
             "n_clients": self.n_clients,
+            **persons,
             "rounds": len(self.rounds),
         }
         if private:
@@ -315,7 +329,12 @@ class PrivacyPlan:
             rounds.append([release.to_config() for release in releases])
         config: dict[str, Any] = {"budget": self.budget.to_config(), "rounds": rounds}
         mu = None if self.mu is None else real_to_text(self.mu)
-        given = {"n_records": self.n_records, "n_clients": self.n_clients, "mu": mu}
+        given = {
+            "n_records": self.n_records,
+            "n_clients": self.n_clients,
+            "n_persons": self.n_persons,
+            "mu": mu,
+        }
         for name, value in given.items():
             if value is not None:
                 config[name] = value
@@ -328,6 +347,7 @@ def _calibrated(
     rounds: tuple[tuple[Release, ...], ...],
     n_records: int | None,
     n_clients: int | None,
+    n_persons: int | None,
 ) -> PrivacyPlan:
     releases = tuple(release for group in rounds for release in group)
     mu, laplace = _split(releases)
@@ -345,7 +365,7 @@ def _calibrated(
     else:
         scale = _mixture_scale(releases, epsilon, delta)
     scaled = tuple(_scaled(group, scale) for group in rounds)
-    return PrivacyPlan(budget, n_records, scaled, n_clients)
+    return PrivacyPlan(budget, n_records, scaled, n_clients, n_persons)
 
 
 def calibrate(
@@ -353,6 +373,7 @@ def calibrate(
     rounds: Sequence[Sequence[Release]],
     n_records: int | None,
     n_clients: int | None = None,
+    n_persons: int | None = None,
 ) -> PrivacyPlan:
     """Scale the noise of all releases by one factor, so that together they meet a budget.
 
@@ -365,7 +386,7 @@ def calibrate(
     ----------
     budget : PrivacyBudget
         The budget of the run. If its delta is ``None``, it is resolved with the public
-        number of records, or of clients if it protects clients.
+        number of records, clients or persons, depending on its unit.
     rounds : sequence of sequences of Release
         Releases by round. Only the ratios of their noise multipliers matter. All
         multipliers become 0 if ``budget.epsilon`` is ``None``.
@@ -373,6 +394,8 @@ def calibrate(
         Public number of record slots.
     n_clients : int, optional
         Public number of client slots, only for a private budget with ``unit="client"``.
+    n_persons : int, optional
+        Public number of persons, only for a budget with ``unit="person"``.
 
     Returns
     -------
@@ -391,9 +414,10 @@ def calibrate(
         bare = []
         for group in given:
             bare.append(tuple(replace(each, noise_multiplier=0.0) for each in group))
-        return PrivacyPlan(budget, n_records, tuple(bare), n_clients)
+        return PrivacyPlan(budget, n_records, tuple(bare), n_clients, n_persons)
     if budget.delta is None:
-        n_units = n_clients if budget.protects_clients else n_records
+        numbers = {"record": n_records, "client": n_clients, "person": n_persons}
+        n_units = numbers[budget.unit]
         if n_units is None:
             raise ConfigurationError(
                 f"The 'n_{budget.unit}s' parameter is required: delta is to be chosen from the "
@@ -403,8 +427,8 @@ def calibrate(
         # that number.
         budget = budget.resolved(n_units)
     # This checks multipliers and public numbers before anything is computed from them.
-    PrivacyPlan(budget, n_records, given, n_clients)
-    return _calibrated(budget, given, n_records, n_clients)
+    PrivacyPlan(budget, n_records, given, n_clients, n_persons)
+    return _calibrated(budget, given, n_records, n_clients, n_persons)
 
 
 def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
@@ -416,7 +440,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         If the plan is malformed, or its releases cost more than its budget.
     """
     required = {"budget", "rounds"}
-    optional = {"n_records", "n_clients", "mu"}
+    optional = {"n_records", "n_clients", "n_persons", "mu"}
     known = required | optional
     if not isinstance(config, Mapping) or not required <= set(config) <= known:
         raise MessageError("A privacy plan must have a budget and rounds.")
@@ -435,8 +459,13 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         found.append(tuple(release_from_config(item) for item in group))
     releases = tuple(found)
     try:
-        n_records = config.get("n_records")
-        plan = PrivacyPlan(budget, n_records, releases, config.get("n_clients"))
+        plan = PrivacyPlan(
+            budget,
+            config.get("n_records"),
+            releases,
+            config.get("n_clients"),
+            config.get("n_persons"),
+        )
     except ConfigurationError:
         raise MessageError(
             "The privacy plan of the run document is out of range."

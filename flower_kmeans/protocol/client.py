@@ -47,7 +47,7 @@ from flower_kmeans.protocol.kinds import (
 )
 from flower_kmeans.protocol.messages import Code, Entry, Head, Request
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.records import ChangedError, Records
+from flower_kmeans.protocol.records import ChangedError, Loaders, Records
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, UnacceptableRunError, open_run, verify_plan
@@ -74,8 +74,9 @@ class Client:
 
     ``on_result`` is called once per run. A repeated ``finish`` calls it again if it failed,
     or if the client was interrupted before it had recorded the end of the run.
-    ``load_ids`` returns the ids of the records, in their order, for kinds of runs that
-    compare rows.
+    ``load_ids`` returns the ids of the records, in their order, for runs that protect
+    persons and for kinds of runs that compare rows. ``load_weights`` returns the weights
+    of the records, for runs that weigh them.
     """
 
     policy: ClientPolicy
@@ -84,6 +85,7 @@ class Client:
     load_records: Callable[[], RecordsLike]
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
+    load_weights: Callable[[], Any] | None = None
     # of Flower's context; a client with a roster claims its slot for it
     node_id: int = 0
     # work done once for all clients of a simulation
@@ -294,9 +296,9 @@ class Conversation:
                 raise RefuseError(Code.KEY, str(error)) from None
         checks.require_roster(self.identity, self.run.document)
         self.memory.require_room(self.run.doc_hash, self.run.price)
-        self.records = Records(
-            self.run, self.policy, self.memory, self.client.load_records
-        )
+        client = self.client
+        loaders = Loaders(client.load_records, client.load_ids, client.load_weights)
+        self.records = Records(self.run, self.policy, self.memory, loaders)
 
     @cached_property
     def pairs(self) -> Pairs:

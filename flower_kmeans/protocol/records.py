@@ -7,22 +7,32 @@ of another vector have other polynomials.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.answers import words_of_rows
+from flower_kmeans.algorithms.answers import split, words_of_rows
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.data.findings import moved_text
-from flower_kmeans.data.sources import RecordsLike, RowPart, Source, as_source, joined
+from flower_kmeans.data.sources import (
+    RecordsLike,
+    RowPart,
+    Source,
+    as_source,
+    joined,
+    weighed,
+)
+from flower_kmeans.data.weights import Weighing, WeightCounts
 from flower_kmeans.privacy.ledger import MemoryChangedError
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Code
@@ -37,10 +47,22 @@ _NO_COPIES = (
     "Expected copy_records = true in the policy for records from a database, which can change "
     "between messages. Got copy_records = false: set it, or load the records from a file."
 )
+_SECRET_BYTES = 32  # of the hash that compares ids in one message
 log = logging.getLogger("flower_kmeans.client")
 log_of_data = logging.getLogger("flower_kmeans.data")
 
 Blocks = Iterator[NDArray[Any]]  # of records, which may share one memory
+
+
+class Loaders(NamedTuple):
+    """A user's functions, without arguments, that return a client's data."""
+
+    records: Callable[[], RecordsLike]
+    """Returns the records."""
+    ids: Callable[[], Iterable[object]] | None = None
+    """Returns the ids of the records, in their order."""
+    weights: Callable[[], Any] | None = None
+    """Returns the weights of the records by a public rule, in their order."""
 
 
 class ChangedError(RefuseError):
@@ -58,8 +80,13 @@ class Records:
         The operator's limits.
     memory : Memory
         Memory of sessions and copies of records.
-    load : callable
-        ``load()`` returns the user's records. It is called at most once.
+    loaders : Loaders
+        The user's functions. Each is called at most once.
+
+    Raises
+    ------
+    RefuseError
+        If the run needs ids or weights, and the client has no function that loads them.
     """
 
     def __init__(
@@ -67,12 +94,14 @@ class Records:
         run: Run,
         policy: ClientPolicy,
         memory: Memory,
-        load: Callable[[], RecordsLike],
+        loaders: Loaders,
     ) -> None:
         self._run = run
         self._policy = policy
         self._memory = memory
-        self._load = load
+        self._loaders = loaders
+        self._weighing = weighing_of(run.algorithm)
+        _require_loaders(self._weighing, loaders)
         self._copy: Source | None = None
 
     # ------------------------------------------------------------------ sessions
@@ -104,7 +133,7 @@ class Records:
     def committed(self, former: ClientSession | None) -> ClientSession:
         """Return the session of the present records, and copy them if the policy allows it."""
         doc_hash = self._run.doc_hash
-        width = self._run.algorithm.domain.n_features
+        width = self._run.algorithm.record_width
         own = joined(self._blocks(), width) if self._source.in_memory else None
 
         def read() -> Blocks:
@@ -146,7 +175,7 @@ class Records:
 
     def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
         """Yield records, and raise at their end unless the session is committed to them."""
-        width = self._run.algorithm.domain.n_features
+        width = self._run.algorithm.record_width
         data = transcript.DataHash(session.n_records, width)
         yield from data.of(blocks)
         if not self._is_of(session, data.digest()):
@@ -174,12 +203,34 @@ class Records:
         """The user's records, loaded once per message at most. Live ones are held in a copy."""
         domain = self._run.algorithm.domain
         with RefuseError.of_user():
-            source = as_source(self._load(), domain.n_features, domain.columns)
+            records = self._loaders.records()
+            source = as_source(records, domain.n_features, domain.columns)
         if not source.is_live:
-            return source
+            return self._weighed(source)
         RefuseError.unless(self._policy.copy_records, Code.POLICY, _NO_COPIES)
-        held = self._memory.held(_usable(source), domain.n_features)
+        if self._weighing is not None:
+            # Ids and weights are those of all rows, so null records are held, too.
+            rows = _guarded(source.blocks(keep_null=True))
+            held = self._memory.held(rows, domain.n_features)
+            source = self._weighed(replace(held, is_finite=False))
+        held = self._memory.held(_usable(source), self._run.algorithm.record_width)
         return replace(held, is_live=True)
+
+    def _weighed(self, source: Source) -> Source:
+        """Return the records with their weights as a last column, if the run weighs records."""
+        weighing = self._weighing
+        if weighing is None:
+            return source
+        ids: Any = None
+        weights: Any = None
+        with RefuseError.of_user():
+            if weighing.counts_persons and self._loaders.ids is not None:
+                ids = self._loaders.ids()
+            if weighing.has_weights and self._loaders.weights is not None:
+                weights = self._loaders.weights()
+            found = weighed(source, weighing, ids, weights, token(_SECRET_BYTES))
+        _warn_of_weights(found.counts, weighing)
+        return found.source
 
     def _copy_of_live(self, session: ClientSession) -> Source | None:
         """Return a run's copy of live records; ``None`` for records that do not change."""
@@ -217,7 +268,7 @@ class Records:
         if query.round > 1:
             return self._summed(part, n_words, session)
         domain = run.algorithm.domain
-        part = partial(_counted, part, domain)
+        part = partial(_counted, part, run.algorithm)
         n_counts = len(_nobody_outside(domain))
         found = self._summed(part, n_words + n_counts, session)
         # A session that has answered has logged the counts in an earlier attempt.
@@ -242,24 +293,67 @@ class Records:
         if commits and copy is None:
             blocks = self._compared(session, blocks)
         if algorithm.needs_all_records:
-            blocks = iter([joined(blocks, algorithm.domain.n_features)])
+            blocks = iter([joined(blocks, algorithm.record_width)])
         for block in blocks:
             total += part(block)
         return total
 
 
+def weighing_of(algorithm: Algorithm) -> Weighing | None:
+    """Return the rule by which a run weighs records, or ``None`` without weights."""
+    if algorithm.full_weight is None:
+        return None
+    most = None
+    if algorithm.budget.counts_persons:
+        most = algorithm.max_clients_per_person
+    return Weighing(algorithm.full_weight, most, algorithm.weighted)
+
+
+def _require_loaders(weighing: Weighing | None, loaders: Loaders) -> None:
+    """Require the functions that a run needs beside that of the records."""
+    if weighing is None:
+        return
+    if weighing.counts_persons and loaders.ids is None:
+        reason = "Expected load_ids, because the run protects persons. Got none."
+        raise RefuseError(Code.DATA, reason)
+    if weighing.has_weights and loaders.weights is None:
+        reason = "Expected load_weights, because the run weighs records. Got none."
+        raise RefuseError(Code.DATA, reason)
+
+
+def _warn_of_weights(counts: WeightCounts, weighing: Weighing) -> None:
+    """Log what weights of persons changed. Only this node may know it."""
+    if counts.n_missing:
+        log.warning(
+            "%d records have no id of a person; each counts as a person of its own.",
+            counts.n_missing,
+        )
+    if counts.n_heavy:
+        log.warning(
+            "%d persons have more than %d records; %d records beyond do not count.",
+            counts.n_heavy,
+            weighing.room,
+            counts.n_left_out,
+        )
+
+
 def _usable(source: Source) -> Blocks:
     """Yield the records of a source, and warn of null records at their end."""
     n_records = 0
-    blocks = source.blocks()
+    for block in _guarded(source.blocks()):
+        n_records += len(block)
+        yield block
+    _warn_of_null(source.n_null, n_records)
+
+
+def _guarded(blocks: Blocks) -> Blocks:
+    """Yield blocks, and refuse after any error of the user's function that makes them."""
     while True:
         with RefuseError.of_user():
             block = next(blocks, None)
         if block is None:
             break
-        n_records += len(block)
         yield block
-    _warn_of_null(source.n_null, n_records)
 
 
 def _of_copy(copy: Source) -> Blocks:
@@ -283,11 +377,13 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
             )
 
 
-def _counted(part: RowPart, domain: Domain, block: NDArray[Any]) -> IntArray:
+def _counted(part: RowPart, algorithm: Algorithm, block: NDArray[Any]) -> IntArray:
     """Return a function of a block, with its numbers of records and of values outside behind."""
     words = part(block)
-    n_records = np.array([len(block)], dtype=np.int64)
-    return np.concatenate([words, n_records, domain.outside(block)])
+    records, _ = split(algorithm, block)
+    n_records = np.array([len(records)], dtype=np.int64)
+    outside = algorithm.domain.outside(records)
+    return np.concatenate([words, n_records, outside])
 
 
 def _nobody_outside(domain: Domain) -> IntArray:

@@ -257,7 +257,8 @@ def verify_plan(run: Run) -> None:
     """
     own = run.algorithm.plan()
     shapes = [
-        (p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)
+        (p.n_records, p.n_clients, p.n_persons, [*map(len, p.rounds)])
+        for p in (run.plan, own)
     ]
     # The plan is computed anew: one with less noise for the same epsilon must not pass.
     if shapes[0] != shapes[1] or not all(

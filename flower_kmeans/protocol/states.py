@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms import plausibility, queries
+from flower_kmeans.algorithms.answers import reconstructed
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.arrays import IntArray
@@ -102,10 +103,10 @@ def after_entry(
     # From here on no refusal may depend on the sum, except on its checksum word.
     n_words = run.document.words[entry.t - 1]
     sums = SumContext(context, n_words, n_slots, group_key, sharing)
-    reconstructed = run.trust.sum.reconstruct(combined, survivors, sums).vector
+    vector = run.trust.sum.reconstruct(combined, survivors, sums).vector
     n_survivors = int(survivors.sum())
-    checks.require_checksum(reconstructed, n_survivors)
-    return _updated(run, before, entry, reconstructed[:-1], n_survivors)
+    checks.require_checksum(vector, n_survivors)
+    return _updated(run, before, entry, vector[:-1], n_survivors)
 
 
 def _sum_shares(
@@ -130,7 +131,7 @@ def _updated(
     """Return the encoded state after the words of a sum, and its findings."""
     algorithm = run.algorithm
     share = n_survivors / entry.n_slots
-    answer = algorithm.layout(entry.t).unflatten(words, share, n_survivors)
+    answer = reconstructed(algorithm, entry.t, words, share, n_survivors)
     state = run.kept.once(state_after, run, entry.t - 1, before)
     factor = noise.noise_factor(run, n_survivors)
     findings = plausibility.findings_of(algorithm, state, answer, factor)

@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context
 
-from flower_kmeans.client import LoadData, OnResult
+from flower_kmeans.client import LoadData, LoadIds, LoadWeights, OnResult
 from flower_kmeans.data.sources import RecordsLike, has_a_record
 from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.protocol.roster import Identity, Roster
@@ -16,15 +16,30 @@ from flower_kmeans.simulation.in_process import App
 
 LoadMember = Callable[[Context], Identity]
 Check = Callable[[int, Callable[[], Any]], KMeansError | None]
-MakeApp = Callable[[SharedWork, LoadData, OnResult, LoadMember | None], App]
+
+
+class Loading(NamedTuple):
+    """Functions of a context that return what the client of the context holds."""
+
+    data: LoadData
+    """Returns the records."""
+    ids: LoadIds | None = None
+    """Returns the ids of the records' persons, with ``unit="person"``."""
+    weights: LoadWeights | None = None
+    """Returns the weights of the records, in weighted runs."""
+
+
+MakeApp = Callable[[SharedWork, Loading, OnResult, LoadMember | None], App]
 
 
 @dataclass(frozen=True, repr=False)
 class Own:
-    """One client's records, or a Ray reference to them, and its secret key."""
+    """One client's records, ids and weights, or Ray references to them, and its secret key."""
 
     records: Any = None
     key: bytes = b""
+    persons: Any = None
+    weights: Any = None
 
 
 @dataclass(frozen=True)
@@ -34,12 +49,16 @@ class Clients:
     Attributes
     ----------
     make : callable
-        ``make(shared, load_data, on_result, load_member)`` returns an app that answers
-        for any client.
+        ``make(shared, loading, on_result, load_member)`` returns an app that answers for
+        any client.
     load : callable, optional
         ``load(partition_id)`` returns a client's records, if no `Own` has them.
     roster : Roster, optional
         Roster of the run, if keys are pinned. Slots are partition ids.
+    has_persons : bool
+        Whether each `Own` has ids of persons.
+    has_weights : bool
+        Whether each `Own` has weights.
     shared : SharedWork
         Results that one client computes for all. They are not sent to other processes.
     """
@@ -47,16 +66,15 @@ class Clients:
     make: MakeApp
     load: Callable[[int], Any] | None = None
     roster: Roster | None = None
+    has_persons: bool = False
+    has_weights: bool = False
     shared: SharedWork = field(default_factory=SharedWork)
 
     def records_of(self, partition: int, own: Own) -> Any:
         """Return the records of a client, wherever they are."""
         if self.load is not None:
             return self.load(partition)
-        records = own.records
-        if is_reference(records):
-            return sys.modules["ray"].get(records)
-        return records
+        return _value(own.records)
 
     def app(self, own: Mapping[int, Own], on_result: OnResult) -> App:
         """Return an app that answers for the clients of some partition ids."""
@@ -65,15 +83,26 @@ class Clients:
             partition = partition_of(context)
             return self.records_of(partition, own.get(partition, Own()))
 
+        def load_ids(context: Context) -> Any:
+            return _value(own[partition_of(context)].persons)
+
+        def load_weights(context: Context) -> Any:
+            return _value(own[partition_of(context)].weights)
+
+        loading = Loading(
+            load_data,
+            load_ids if self.has_persons else None,
+            load_weights if self.has_weights else None,
+        )
         if self.roster is None:
-            return self.make(self.shared, load_data, on_result, None)
+            return self.make(self.shared, loading, on_result, None)
         roster = self.roster
 
         def load_member(context: Context) -> Identity:
             slot = partition_of(context)
             return Identity(roster, own[slot].key, roster.keys[slot], slot)
 
-        return self.make(self.shared, load_data, on_result, load_member)
+        return self.make(self.shared, loading, on_result, load_member)
 
 
 @dataclass(frozen=True)
@@ -104,6 +133,13 @@ class Unusable:
             f"Expected a record of finite numbers in partition {partition}. Got none: all of its "
             "records are malformed, and a run would count nothing."
         )
+
+
+def _value(held: Any) -> Any:
+    """Return what a client holds, also where it is a reference."""
+    if is_reference(held):
+        return sys.modules["ray"].get(held)
+    return held
 
 
 def partition_of(context: Context) -> int:

@@ -21,12 +21,11 @@ from flwr.serverapp import Grid
 from flower_kmeans.client import (
     ClientPolicy,
     ClientResult,
-    LoadData,
     OnResult,
     simulated_client_app,
 )
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
@@ -35,6 +34,7 @@ from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.simulation.clients import (
     Clients,
+    Loading,
     LoadMember,
     Own,
     Unusable,
@@ -72,6 +72,8 @@ def simulate(
     strategy: AnyStrategy,
     partitions: Partitions,
     *,
+    persons: Sequence[Any] | None = None,
+    weights: Sequence[Any] | None = None,
     engine: Engine = "in-process",
     ray_address: str | None = None,
     policy: ClientPolicy | None = None,
@@ -104,6 +106,13 @@ def simulate(
 
         For `VerticalKMeans` they are the columns of each party, (n_records, width), with
         the same rows in the same order. The ids of rows are their numbers.
+    persons : sequence of sequences, optional
+        With ``unit="person"`` only, which requires it: for each client the ids of the
+        persons whose its records are, in the order of its records. `register_kmeans`
+        explains ids (``load_ids``).
+    weights : sequence of array-like of shape (n_i,), optional
+        With ``weighted=True`` only, which requires it: for each client the weights of
+        its records, in [0, 1], in the order of its records.
     engine : {"in-process", "ray", "auto"}, default: "in-process"
         ``"in-process"`` runs one client after the other in this process, and ``"ray"``
         runs tasks on Ray. ``"auto"`` takes Ray if it is installed, partitions are neither
@@ -151,6 +160,8 @@ def simulate(
     )
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
+    ids = _checked_beside("persons", persons, records, _protects_persons(strategy))
+    own_weights = _checked_beside("weights", weights, records, _is_weighted(strategy))
     stream = _first_stream(records)
     if chosen == "ray" and stream is not None:
         if engine != "auto" or ray_address is not None:
@@ -184,8 +195,15 @@ def simulate(
         load = None
         if callable(partitions):
             load = partitions
-        clients = Clients(partial(_client_app, placed, faults), load, roster)
-        own = [Own(*each) for each in zip(records, keys, strict=True)]
+        clients = Clients(
+            partial(_client_app, placed, faults),
+            load,
+            roster,
+            has_persons=persons is not None,
+            has_weights=weights is not None,
+        )
+        held = zip(records, keys, ids, own_weights, strict=True)
+        own = [Own(*each) for each in held]
         _require_usable(clients, own, strategy, place, timeout)
         run = _run_in_process if place == "in-process" else _run_on_ray
         result = run(start, clients, own)
@@ -250,7 +268,8 @@ def choose_engine(
         return "ray"
     if _part_of(strategy) is not None:
         return "in-process"
-    n_values = (strategy.n_records or 0) * strategy.domain.n_features
+    total = strategy.algorithm.planned_total or 0
+    n_values = total * strategy.domain.n_features
     work = strategy.n_rounds * n_values * strategy.n_clusters
     if work > _MUCH_WORK and find_spec("ray") is not None:
         return "ray"
@@ -384,6 +403,43 @@ def _checked_rows(strategy: AnyStrategy, partitions: Sequence[Any]) -> ClientRec
     return records
 
 
+def _protects_persons(strategy: AnyStrategy) -> bool:
+    return strategy.privacy.counts_persons
+
+
+def _is_weighted(strategy: AnyStrategy) -> bool:
+    return strategy.algorithm.weighted
+
+
+def _checked_beside(
+    name: str, given: Sequence[Any] | None, records: ClientRecords, is_needed: bool
+) -> list[Any]:
+    """Return what each client holds beside its records; ``None`` for each if nothing is needed."""
+    if (given is not None) != is_needed:
+        need = "unit='person'" if name == "persons" else "weighted=True"
+        found = "none" if given is None else "some"
+        raise ConfigurationError(
+            f"Expected {name}, one sequence for each client, exactly with {need}. Got {found}."
+        )
+    if given is None:
+        return [None] * len(records)
+    require_type(name, given, list | tuple, "a list with one sequence for each client")
+    if len(given) != len(records):
+        raise ConfigurationError(
+            f"Expected {name} of {len(records)} clients. Got {len(given)} instead."
+        )
+    for i, (each, part) in enumerate(zip(given, records, strict=True)):
+        is_name = isinstance(each, str)  # of a column of a data set of Ray
+        if is_name or not isinstance(part, np.ndarray) or not hasattr(each, "__len__"):
+            continue
+        if len(each) != len(part):
+            raise DataError(
+                f"Expected {name}[{i}] with one entry for each of {len(part)} records. "
+                f"Got {len(each)} instead."
+            )
+    return list(given)
+
+
 def _require_usable(
     clients: Clients,
     owns: Sequence[Own],
@@ -478,28 +534,36 @@ def _client_app(
     policy: ClientPolicy,
     faults: Sequence[Fault],
     shared: SharedWork,
-    load_data: LoadData,
+    loading: Loading,
     on_result: OnResult,
     load_member: LoadMember | None = None,
 ) -> App:
     """Return the app of all clients. With a roster or parties, each client has its own policy."""
 
     def row_numbers(context: Context) -> list[str]:
-        n_rows = len(np.asarray(load_data(context)))
+        n_rows = len(np.asarray(loading.data(context)))
         return [str(row) for row in range(n_rows)]
+
+    # Parties compare rows by their numbers.
+    load_ids = row_numbers if loading.ids is None else loading.ids
 
     def of_one(message: Message, context: Context) -> Message:
         if load_member is None:
             own = replace(policy, party=partition_of(context))
         else:
             own = _MemberPolicy(**vars(policy), member=load_member(context))
-        app = simulated_client_app(shared, load_data, own, on_result, row_numbers)
+        app = app_with(own)
         return app(message, context)
+
+    def app_with(own: ClientPolicy) -> App:
+        return simulated_client_app(
+            shared, loading.data, own, on_result, load_ids, loading.weights
+        )
 
     has_one_policy = load_member is None and policy.work_dir is None
     app: App = of_one
     if has_one_policy:
-        app = simulated_client_app(shared, load_data, policy, on_result)
+        app = app_with(policy)
     if faults:
         app = FaultyClientApp(app, faults)
     return app

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Context, Message
 
-from flower_kmeans.client import ClientResult, LoadData, OnResult
+from flower_kmeans.client import ClientResult, OnResult
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -33,6 +33,7 @@ from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.simulation.clients import (
     Check,
     Clients,
+    Loading,
     LoadMember,
     MakeApp,
     Own,
@@ -50,6 +51,8 @@ from flower_kmeans.simulation.in_process import (
 
 _SMALL = 2**16
 """Most bytes of records that travel with a client's messages, because a reference costs more."""
+_FEW_IDS = 2**12
+"""Most ids or weights that travel with a client's messages."""
 _TASKS_PER_CPU = 4
 """Tasks per CPU for messages that are sent together, so that workers end at similar times."""
 _NEW = "local"  # Ray's address of a new cluster on this machine
@@ -165,7 +168,7 @@ def _is_data_set(records: object) -> bool:
 def _without_data_sets(
     make: MakeApp,
     shared: SharedWork,
-    load_data: LoadData,
+    loading: Loading,
     on_result: OnResult,
     load_member: LoadMember | None,
 ) -> App:
@@ -176,14 +179,14 @@ def _without_data_sets(
     """
 
     def load(context: Context) -> Any:
-        records = load_data(context)
+        records = loading.data(context)
         if _is_data_set(records):
             raise ConfigurationTypeError(
                 "Expected records that a worker can read by itself. Got a ray.data.Dataset."
             )
         return records
 
-    return make(shared, load, on_result, load_member)
+    return make(shared, loading._replace(data=load), on_result, load_member)
 
 
 class RayGrid(PolledGrid):
@@ -311,11 +314,15 @@ def _result_of(task: Any) -> Any:
 
 
 def _placed(own: Own) -> Own:
-    """Return a client's data, with a reference in place of a large array."""
+    """Return a client's data, with references in place of what is large."""
     import ray
 
     if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:
-        return replace(own, records=ray.put(own.records))
+        own = replace(own, records=ray.put(own.records))
+    if own.persons is not None and len(own.persons) > _FEW_IDS:
+        own = replace(own, persons=ray.put(own.persons))
+    if own.weights is not None and len(own.weights) > _FEW_IDS:
+        own = replace(own, weights=ray.put(own.weights))
     return own
 
 

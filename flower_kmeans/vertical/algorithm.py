@@ -61,10 +61,10 @@ def _require_parties(domain: Domain, budget: PrivacyBudget) -> None:
             "Expected a private budget: encryption without noise protects nothing of the "
             "result. Got epsilon=None instead."
         )
-    if budget.protects_clients:
+    if budget.unit != "record":
         raise ConfigurationError(
             "Expected a budget with unit='record': parties hold columns of the same records. "
-            "Got unit='client' instead."
+            f"Got unit={budget.unit!r} instead."
         )
 
 
@@ -82,6 +82,7 @@ class VerticalAlgorithm(LloydFamily):
 
     name: ClassVar[str] = "vertical"
     kind: ClassVar[str] = "vertical"
+    takes_weights: ClassVar[bool] = False
 
     n_parties: Annotated[int, whole()] = 2
     key_holders: Annotated[int, whole()] = 1  # at most n_parties - 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.data.person_findings import PersonFindings
-from flower_kmeans.data.persons import PERSON_WEIGHT
+from flower_kmeans.data.weights import MOST_WEIGHT
 
 
 def found(*ids):
@@ -61,9 +61,9 @@ def test_an_id_of_many_records_may_stand_for_unknown_persons(sentinel):
 
 
 def test_an_id_of_more_than_w_records_is_remarked_on_in_any_table():
-    usual = visits(PERSON_WEIGHT * 60)
-    assert found(*usual, *["x"] * PERSON_WEIGHT).n_frequent == 0
-    assert found(*usual, *["x"] * (PERSON_WEIGHT + 1)).n_frequent == 1
+    usual = visits(MOST_WEIGHT * 60)
+    assert found(*usual, *["x"] * MOST_WEIGHT).n_frequent == 0
+    assert found(*usual, *["x"] * (MOST_WEIGHT + 1)).n_frequent == 1
 
 
 def test_an_id_with_one_record_is_never_frequent():
@@ -91,7 +91,7 @@ def test_ids_that_differ_in_their_spelling_only(ids, n_alike):
 
 
 def test_persons_of_many_records_lose_weight():
-    half = PERSON_WEIGHT // 2
+    half = MOST_WEIGHT // 2
     usual = visits(half * 60)
     assert found(*usual, *["x"] * half).n_lightened == 0
     findings = found(*usual, *["x"] * (half + 1))

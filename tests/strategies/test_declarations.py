@@ -80,6 +80,8 @@ def test_a_strategy_takes_the_common_options_and_no_others(strategy):
     )
     assert rest is (CommonOptionsAndInitial if start else CommonOptions)
     lacking = {"clip", "initial"} - parameters_of(strategy).keys()
+    if not strategy.ALGORITHM.takes_weights:
+        lacking |= {"n_persons", "max_clients_per_person", "weighted"}
     first = {"n_clusters", "domain", "privacy", "n_records"}
     own = own_parameters(strategy).keys()
     common = rest.__annotations__.keys() - lacking

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from flower_kmeans.algorithms.answers import reconstructed
 from flower_kmeans.algorithms.plausibility import findings_of
 from flower_kmeans.errors import RunError
 from flower_kmeans.privacy.randomness import Stream
@@ -96,8 +97,8 @@ class RoundSums:
             proceedings.noise_factors.append(found.factor)
         n_dealers = len(attempt.dealers)
         fraction = n_dealers / attempt.frame.n_slots
-        layout = algorithm.layout(t)
-        answer = layout.unflatten(found.vector[:-1], fraction, n_dealers)
+        words = found.vector[:-1]
+        answer = reconstructed(algorithm, t, words, fraction, n_dealers)
         course.findings += findings_of(algorithm, course.state, answer, found.factor)
         course.state = algorithm.update(course.state, answer, course.generator(t))
         course.last_sum = t

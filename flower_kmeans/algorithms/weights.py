@@ -1,0 +1,114 @@
+"""Integer weights of records: of a person's records, and of records by a public rule.
+
+A run with weights multiplies the statistic of each record by an integer weight. The
+weights of one unit of privacy add up to the full weight W at most, so the unit moves a
+sum by at most W times what one record moves it without weights. Sensitivities and noise
+are W times as large, and every reconstructed word is divided by W (docs/guarantees,
+Theorems 51 and 52).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flower_kmeans.arrays import IntArray
+from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import ParameterKind, integer
+
+if TYPE_CHECKING:
+    from flower_kmeans.algorithms.base import Algorithm
+
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
+
+
+def _check_full_weight(name: str, value: Any) -> int:
+    number = integer(name, value, LEAST_WEIGHT, MOST_WEIGHT)
+    if number & (number - 1):
+        raise ConfigurationError(
+            f"Expected {name} as a power of two. Got {number} instead."
+        )
+    return number
+
+
+FULL_WEIGHT = ParameterKind(_check_full_weight)
+"""W: a power of two from 2^6 to 2^12."""
+
+
+def require_weights(algorithm: "Algorithm") -> None:
+    """Require parameters of weights that fit together, and an algorithm that takes weights."""
+    by_person = algorithm.budget.counts_persons
+    if algorithm.weighs_records and not algorithm.takes_weights:
+        wanted = "weighted=False"
+        got = "weighted=True"
+        if by_person:
+            wanted = "a budget with unit='record'"
+            got = "unit='person'"
+        raise ConfigurationError(
+            f"Expected {wanted} for {type(algorithm).__name__}, whose answer is not a sum over "
+            f"records. Got {got} instead."
+        )
+    if (algorithm.full_weight is not None) != algorithm.weighs_records:
+        raise ConfigurationError(
+            "Expected full_weight exactly with unit='person' or weighted=True. "
+            f"Got full_weight={algorithm.full_weight}, unit={algorithm.budget.unit!r} and "
+            f"weighted={algorithm.weighted}."
+        )
+    if algorithm.max_clients_per_person != 1 and not by_person:
+        raise ConfigurationError(
+            "Expected max_clients_per_person only with unit='person'. "
+            f"Got {algorithm.max_clients_per_person} with unit={algorithm.budget.unit!r}."
+        )
+    _require_total(algorithm)
+
+
+def _require_total(algorithm: "Algorithm") -> None:
+    """Require the public total of the unit, and not that of another unit."""
+    wanted = "n_records"
+    other = "n_persons"
+    what = "records"
+    if algorithm.budget.counts_persons:
+        wanted = "n_persons"
+        other = "n_records"
+        what = "persons"
+    if getattr(algorithm, other) is not None:
+        raise ConfigurationError(
+            f"Expected {other}=None with unit={algorithm.budget.unit!r}, whose public total is "
+            f"{wanted}. Got {getattr(algorithm, other)} instead."
+        )
+    if algorithm.planned_total is None and algorithm.budget.is_private:
+        raise ConfigurationError(
+            f"{wanted} is required with a private budget: a public total number of {what}, "
+            "from which noise and rounds are planned. Got None."
+        )
+
+
+def with_room(
+    algorithm: AnyAlgorithm, require: Callable[[AnyAlgorithm], None]
+) -> AnyAlgorithm:
+    """Return the algorithm with the largest full weight for which a requirement holds.
+
+    The full weight is halved, to `LEAST_WEIGHT` at least, until ``require`` raises no
+    error. Without weights the algorithm is returned as it is.
+    """
+    while algorithm.full_weight is not None and algorithm.full_weight > LEAST_WEIGHT:
+        try:
+            require(algorithm)
+        except ConfigurationError:
+            algorithm = replace(algorithm, full_weight=algorithm.full_weight // 2)
+        else:
+            break
+    return algorithm
+
+
+def in_records(words: IntArray, full_weight: int | None) -> IntArray:
+    """Return the words of a sum over the full weight W, to the nearest integer.
+
+    It is ``floor((x + W / 2) / W)``, computed without an intermediate value beyond
+    int64.
+    """
+    if full_weight is None:
+        return words
+    bits = full_weight.bit_length() - 1
+    half = (words >> (bits - 1)) & 1
+    return (words >> bits) + half
