@@ -11,7 +11,8 @@ lognormal number of visits, at most 60. All methods protect one person at epsilo
   for a group of four.
 
 Printed is the cost, in which each person counts as one, over that of k-means without
-privacy with the same weights: mean and standard error of the runs.
+privacy with the same weights: mean and standard error of the runs, and in the last column
+the cost of one cluster.
 """
 
 import argparse
@@ -37,8 +38,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "FastLloyd": FastLloydAlgorithm,
     "GLloyd": GLloydAlgorithm,
 }
-SIZES = ((400, 4, 4), (2_000, 8, 8), (20_000, 8, 8))
-"""Numbers of persons, columns and clusters."""
+SIZES = ((400, 4, 4), (400, 8, 10), (2_000, 8, 8), (20_000, 8, 8))
+"""Numbers of persons, columns and clusters. The second has too few persons."""
 METHODS = {"weights": None, "one record": 1, "four records": 4}
 """Records that are kept of each person; ``None`` keeps all, with weights."""
 EPSILON = 1.0
@@ -151,18 +152,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args(arguments)
-    print(f"| persons, d, k | method | {' | '.join(ALGORITHMS)} |")
-    print("|---|---|" + "--:|" * len(ALGORITHMS))
+    print(f"| persons, d, k | method | {' | '.join(ALGORITHMS)} | one cluster |")
+    print("|---|---|" + "--:|" * (len(ALGORITHMS) + 1))
     for n_persons, n_features, n_clusters in SIZES:
         visits = generate(n_persons, n_features, n_clusters, seed=1)
         least = least_cost(visits, n_clusters)
+        single = least_cost(visits, 1) / least
         for method in METHODS:
             cells = []
             for kind in ALGORITHMS.values():
                 mean, error = measure(kind, visits, n_clusters, method, options.runs)
                 cells.append(f"{mean / least:.3f} ± {error / least:.3f}")
             size = f"{n_persons:,}, {n_features}, {n_clusters}"
-            print(f"| {size} | {method} | {' | '.join(cells)} |", flush=True)
+            row = " | ".join([size, method, *cells, f"{single:.3f}"])
+            print(f"| {row} |", flush=True)
 
 
 if __name__ == "__main__":

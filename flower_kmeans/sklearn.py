@@ -604,6 +604,7 @@ class _Sums:
             if not self._is_complete:
                 self._tell_of_copies()
             elif self._is_private and _is_told(number):
+                epsilon = charges["record"].epsilon(delta)
                 forecast = ""
                 if number < 10:
                     ten = (own["record"] * 10).epsilon(delta)
@@ -612,7 +613,7 @@ class _Sums:
                     )
                 warnings.warn(
                     f"This is fit {number} of an estimator and its clones. On the same records "
-                    f"they cost epsilon={charges['record'].epsilon(delta):.3g} at delta={delta:.3g} together"
+                    f"they cost epsilon={epsilon:.3g} at delta={delta:.3g} together"
                     f"{forecast}. Without state_dir no ledger limits them.",
                     stacklevel=4,
                 )

@@ -304,11 +304,11 @@ def _run(
 def _title(run: RunInputs, engine: str) -> str:
     """Return the first line that a run prints."""
     source = run.source
-    records = counted(len(source.records), "record")
+    records = f"{counted(len(source.records), 'record')} of"
     if run.persons is not None:
-        records += f" of {counted(source.n_persons, 'person')}"
+        records += f" {counted(source.n_persons, 'person')} at"
     return (
-        f"{printable(source.name)}: {records} of "
+        f"{printable(source.name)}: {records} "
         f"{counted(len(run.partitions), run.holder)}, "
         f"{counted(len(source.columns), 'column')}; "
         f"{type(run.strategy).__name__}, {_planned_clusters(run.strategy)}, "

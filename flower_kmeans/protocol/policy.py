@@ -269,6 +269,11 @@ class ClientPolicy:
         yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
         unit = run.plan.budget.unit
         yield unit in self.units, f"unit in units={list(self.units)}", unit
+        if run.plan.budget.protects_persons:
+            least = self.max_clients_per_person
+            assumed = run.algorithm.max_clients_per_person
+            limit = f"max_clients_per_person >= {least}"
+            yield assumed >= least, limit, assumed
 
     def limits_of_domain(self, domain: Domain) -> Limits:
         """Yield (holds, limit, actual) for the pinned bounds and columns."""

@@ -38,7 +38,7 @@ def test_it_prints_a_row_for_each_size_and_method(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "SIZES", ((60, 2, 2),))
     script.main(["--runs", "2"])
     head, line, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") == 6
+    assert head.count("|") == line.count("|") == 7
     assert [row.split("|")[2].strip() for row in rows] == list(script.METHODS)
     for row in rows:
         assert all(float(cell.split("±")[0]) >= 0.9 for cell in row.split("|")[3:6])

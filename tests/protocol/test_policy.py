@@ -31,13 +31,25 @@ BOX = Box([0, 0], [1, 1])
 NAMED = Box([0, 0], [1, 1], columns=["age", "income"])
 
 
-def make_run(trust="oblivious-server", *, domain=BOX, budget=None, rounds=3, **changes):
+def make_run(
+    trust="oblivious-server",
+    *,
+    domain=BOX,
+    budget=None,
+    rounds=3,
+    shared_by=1,
+    **changes,
+):
     """Return a small run over a domain, with fields of its document changed."""
     if trust == "plain":
         return open_run(encode(make_document(trust, **changes)))
     budget = budget or PrivacyBudget(1.0, 1e-6)
-    n_clients = 10 if budget.protects_clients else None
-    options = {"n_records": 1000, "n_rounds": rounds, "n_clients": n_clients}
+    total = "n_persons" if budget.protects_persons else "n_records"
+    options = {total: 1000, "n_rounds": rounds}
+    if budget.protects_clients:
+        options["n_clients"] = 10
+    if shared_by != 1:
+        options["max_clients_per_person"] = shared_by
     algorithm = FastLloydAlgorithm.planned(2, domain, budget, **options)
     return open_run(encode(make_document(trust, algorithm=algorithm, **changes)))
 
@@ -112,6 +124,7 @@ def test_runs_without_privacy_need_plain_trust():
 
 
 CLIENT_LEVEL = PrivacyBudget(1.0, 1e-6, "client")
+PERSON_LEVEL = PrivacyBudget(1.0, 1e-6, "person")
 LIMITS = [
     ({"max_rounds": 2}, {"rounds": 3}), ({"min_clients": 4}, {"min_clients": 3}),
     ({"max_attempts": 1}, {"max_attempts": 2}), ({"max_colluders": 2}, {"max_colluders": 1}),
@@ -123,6 +136,10 @@ LIMITS = [
     *(({"columns": names}, {"domain": NAMED}) for names in (("income", "age"), ("age",))),
     ({"domain": replace(NAMED, columns=["a", "b"])}, {"domain": NAMED}),
     ({"units": ("client",)}, {}), ({"units": ("record",)}, {"budget": CLIENT_LEVEL}),
+    ({"units": ("person",)}, {}), ({"units": ("person",)}, {"budget": CLIENT_LEVEL}),
+    ({"units": ("record", "client")}, {"budget": PERSON_LEVEL}),
+    ({"max_clients_per_person": 2}, {"budget": PERSON_LEVEL}),
+    ({"max_clients_per_person": 4}, {"budget": PERSON_LEVEL, "shared_by": 3}),
     ({"units": ()}, {}), ({"max_epsilon": 0.99}, {}), ({"max_delta": 0.9e-6}, {}),
 ]  # fmt: skip
 
@@ -146,6 +163,12 @@ def test_pins_and_names_accept_their_own():
     # collude.
     assert accepts(replace(OPEN, units=("client",), max_colluders=9), make_run("plain"))
     assert accepts(replace(OPEN, max_colluders=9), make_run("trusted-server"))
+    # A run that protects records assumes nothing on persons.
+    assert accepts(replace(OPEN, max_clients_per_person=9), run)
+    for shared_by in (2, 3):
+        persons = make_run(budget=PERSON_LEVEL, shared_by=shared_by)
+        own = replace(OPEN, units=("person",), max_clients_per_person=2)
+        assert accepts(own, persons)
     named = make_run(domain=NAMED)
     for limit in (
         {"domain": Box([0, 0], [1, 1])},
