@@ -219,9 +219,9 @@ def _handler(
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
             None if load_ids is None else lambda: load_ids(context),
-            None if load_weights is None else lambda: load_weights(context),
             context.node_id,
             shared,
+            None if load_weights is None else lambda: load_weights(context),
         )
         # A message without content is refused like any malformed message.
         content = message.content if message.has_content() else RecordDict()

@@ -237,6 +237,11 @@ def left_out(kind: ParameterKind) -> ParameterKind:
     return replace(kind, is_left_out=True)
 
 
+def without_option(kind: ParameterKind) -> ParameterKind:
+    """Return a kind of parameter that is no option on the command line."""
+    return replace(kind, values="")
+
+
 def is_auto(value: Any) -> bool:
     """Return whether a parameter is "auto", which leaves it to the library."""
     return isinstance(value, str) and value == "auto"

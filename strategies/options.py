@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.parameters import ParameterKind, choice, declared, instance, whole
+from flower_kmeans.parameters import (
+    ParameterKind,
+    choice,
+    declared,
+    instance,
+    whole,
+    without_option,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS
 from flower_kmeans.report.clustering import FinishedRun
@@ -28,6 +35,7 @@ OnRound = Annotated[
     Callable[[RoundInfo], None] | None, instance(Callable, "a callable")
 ]
 PositiveCount = Annotated[int | None, whole(1)]
+PersonCount = Annotated[int | None, without_option(whole(1))]
 Attempts = Annotated[int, whole(1, MAX_ATTEMPTS)]
 Initial = ArrayLike | FinishedRun | None
 
@@ -40,7 +48,7 @@ class CommonOptions(TypedDict, total=False):
     """Options of all strategies; `KMeansStrategy` has their defaults and documentation."""
 
     n_clients: PositiveCount
-    n_persons: PositiveCount
+    n_persons: PersonCount
     max_clients_per_person: int
     weighted: bool
     trust: str | None

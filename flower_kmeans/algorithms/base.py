@@ -38,9 +38,16 @@ from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from flower_kmeans.data.weights import MOST_WEIGHT
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import FLAG, LARGEST, POSITIVE, left_out, whole
+from flower_kmeans.parameters import (
+    FLAG,
+    LARGEST,
+    POSITIVE,
+    left_out,
+    whole,
+    without_option,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
@@ -102,9 +109,9 @@ class Algorithm(ABC):
     n_records: Annotated[int | None, whole(1, LARGEST)] = None
     n_clients: Annotated[int | None, whole(1, LARGEST)] = None
     clip: Annotated[float | None, POSITIVE] = None
-    n_persons: Annotated[int | None, whole(1, LARGEST)] = None
-    max_clients_per_person: Annotated[int, left_out(whole(1, LEAST_WEIGHT))] = 1
-    weighted: Annotated[bool, left_out(FLAG)] = False
+    n_persons: Annotated[int | None, without_option(whole(1, LARGEST))] = None
+    max_clients_per_person: Annotated[int, weights.MOST_CLIENTS] = 1
+    weighted: Annotated[bool, left_out(without_option(FLAG))] = False
     full_weight: Annotated[int | None, weights.FULL_WEIGHT] = None
     seed: Annotated[int, whole(0, LARGEST)] = 0
     fraction_bits: Annotated[int, whole(1, 25)] = 16

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import ParameterKind, integer
+from flower_kmeans.parameters import (
+    ParameterKind,
+    integer,
+    left_out,
+    whole,
+    without_option,
+)
 
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm
@@ -33,6 +39,8 @@ def _check_full_weight(name: str, value: Any) -> int:
 
 FULL_WEIGHT = ParameterKind(_check_full_weight)
 """W: a power of two from 2^6 to 2^12."""
+MOST_CLIENTS = left_out(without_option(whole(1, LEAST_WEIGHT)))
+"""g: with more, the records of a person at one client could weigh nothing."""
 
 
 def require_weights(algorithm: "Algorithm") -> None:

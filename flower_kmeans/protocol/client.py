@@ -85,11 +85,11 @@ class Client:
     load_records: Callable[[], RecordsLike]
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
-    load_weights: Callable[[], Any] | None = None
     # of Flower's context; a client with a roster claims its slot for it
     node_id: int = 0
     # work done once for all clients of a simulation
     shared: SharedWork = NO_SHARED_WORK
+    load_weights: Callable[[], Any] | None = None
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Return the reply to one message.
