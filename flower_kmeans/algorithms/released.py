@@ -162,7 +162,7 @@ def note_on_noise(noise: float, n_records: int, n_clusters: int) -> str | None:
 
 
 LEAST_SIGNAL = 8.0
-"""Least mu n_persons / (k sqrt d) with which methods found clusters (docs/tables/persons.md)."""
+"""Least mu n_persons / (k sqrt d) without a warning (docs/tables/persons.md)."""
 
 
 def note_on_persons(

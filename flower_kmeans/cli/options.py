@@ -37,7 +37,6 @@ EngineOption = StrEnum(
     "EngineOption", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"}
 )
 
-_NO_OPTIONS = ("weighted",)  # no command reads weights of records
 _DEFAULTS = {"n_clusters": "16"}  # for parameters that strategies require
 _HINTS = {
     "n_clients": "Default: 20, or one for each value of a column to split by.",
@@ -122,13 +121,7 @@ def options_by_strategy() -> "dict[str, dict[str, Option]]":
     """Return the parameters that are options, by strategy and by name."""
     from flower_kmeans.strategies import BY_NAME, options_of
 
-    found = {}
-    for strategy_name, strategy in BY_NAME.items():
-        options = options_of(strategy)
-        found[strategy_name] = {
-            name: each for name, each in options.items() if name not in _NO_OPTIONS
-        }
-    return found
+    return {name: options_of(strategy) for name, strategy in BY_NAME.items()}
 
 
 @dataclass(frozen=True)
