@@ -25,7 +25,12 @@ from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, resolved
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+)
 from flower_kmeans.extras import require
 
 if TYPE_CHECKING:
@@ -452,11 +457,28 @@ def read_table(
     persons = None
     if person is not None:
         persons = loaded.others[person]
-        loaded.findings.persons = PersonFindings(person)
-        loaded.findings.persons.add(map(text_of, persons.tolist()))
+        loaded.findings.persons = _found_persons(person, persons, is_node)
     names = [name for name in keep if name not in loaded.columns]
     others = {name: loaded.others[name] for name in names}
     return replace(loaded, labels=labels, others=others, persons=persons)
+
+
+def _found_persons(
+    name: str, ids: NDArray[Any], is_node: bool
+) -> PersonFindings | None:
+    """Return the findings on persons; at a node ``None`` if something is no id.
+
+    One record must not decide whether a node answers a run that needs no ids. A run
+    that needs them reads them by `load_persons`.
+    """
+    findings = PersonFindings(name)
+    try:
+        findings.add(map(text_of, ids.tolist()))
+    except KMeansError:
+        if not is_node:
+            raise
+        return None
+    return findings
 
 
 def require_apart(

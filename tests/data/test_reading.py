@@ -409,3 +409,25 @@ def test_ids_of_other_files_are_their_own_cells(tmp_path, suffix):
     table = load_records(path, reading=reading)
     assert table.columns == ("age",)
     assert table.persons.tolist() == own
+
+
+def test_an_id_that_lost_digits_stops_no_node_that_needs_no_ids(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, who=np.array([1.0, 2.0**60]), age=np.array([3.0, 4.0]))
+    reading = Reading(person="who")
+    records = load_records(path, reading=reading)
+    assert records.records.tolist() == [[3], [4]]
+    assert records.findings.persons is None
+    with pytest.raises(DataError, match="Expected ids as text or integers"):
+        load_table(path, reading=reading)
+
+
+def test_a_command_reads_the_persons_of_a_database_with_its_records(tmp_path):
+    with sqlite3.connect(tmp_path / "t.db") as database:
+        database.execute("create table visits(who, age)")
+        database.execute("insert into visits values (7, 40), (NULL, 50), (7, 60)")
+    reading = Reading(person="who", query="select * from visits")
+    table = load_table(f"sqlite:///{tmp_path}/t.db", reading=reading)
+    assert table.columns == ("age",)
+    assert table.persons.tolist() == [7, None, 7]
+    assert table.findings.persons.n_persons == 2
