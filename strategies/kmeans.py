@@ -18,8 +18,8 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
-from flower_kmeans.algorithms.released import note_on_noise, note_on_persons
-from flower_kmeans.algorithms.weights import with_room
+from flower_kmeans.algorithms.released import note_on_noise
+from flower_kmeans.algorithms.weights import note_on_persons, with_room
 from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -28,7 +28,6 @@ from flower_kmeans.errors import (
     RunError,
 )
 from flower_kmeans.parameters import check_arguments, instance
-from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import check_shares, levels_up_to
 from flower_kmeans.protocol.roster import Roster
@@ -426,20 +425,12 @@ optional
     # ------------------------------------------------------------------ inside
 
     def _note(self) -> None:
-        """Add warnings about the noise of sizes, and about few persons, to the plan."""
-        notes = []
+        """Add the warnings about the noise of sizes, and about too few persons, to the plan."""
+        note = note_on_persons(self.algorithm)
         if self.algorithm.sizes is not None and self.n_records is not None:
             noise = self.algorithm.sizes.noise * self.noise_factor
-            notes.append(note_on_noise(noise, self.n_records, self.n_clusters))
-        if self.privacy.protects_persons and self.n_persons is not None:
-            mu = charge_of(self.plan.releases).mu
-            n_features = self.domain.n_features
-            notes.append(
-                note_on_persons(mu, self.n_persons, self.n_clusters, n_features)
-            )
-        if notes:
-            found = tuple(note for note in notes if note is not None)
-            self.plan = replace(self.plan, notes=found)
+            note = note_on_noise(noise, self.n_records, self.n_clusters)
+        self.plan = replace(self.plan, notes=() if note is None else (note,))
         self._cautions = self.plan.notes
 
     def _run(self, roster: Roster | None) -> Run:

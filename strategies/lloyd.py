@@ -63,8 +63,8 @@ class SuLloyd(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees, Theorem 15): in each round one record changes the sums by at
     most the l1 bound of the domain in l1, and the counts by 1. Privacy-loss distributions compose
-    the rounds. With ``unit="record"``, a box and a positive delta, each column of the sums is a
-    release: the noise is 1.2, 2.2 and 4.2 times less in 2, 16 and 64 columns.
+    the rounds. With a box and a positive delta, and not with ``unit="client"``, each column of the
+    sums is a release: the noise is 1.2, 2.2 and 4.2 times less in 2, 16 and 64 columns.
     """
 
     ALGORITHM = SuLloydAlgorithm

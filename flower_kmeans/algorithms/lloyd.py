@@ -477,7 +477,8 @@ class SuLloydAlgorithm(LloydFamily):
         It is empty if the sums have one joint bound in l1.
         """
         # With delta 0, accounting by column saves nothing. A ball or a clip bounds all
-        # columns together, and not each.
+        # columns together, and not each. A person can change several words of a column,
+        # which is no worse than one word by as much (docs/guarantees, Theorem 51).
         pure = not self.budget.is_private or self.budget.delta == 0
         if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
             return ()

@@ -159,25 +159,3 @@ def note_on_noise(noise: float, n_records: int, n_clusters: int) -> str | None:
         f"more than N/(4k) = {most:.3g}: bounds on sizes mean little. Take a larger epsilon, fewer "
         "clusters or more records."
     )
-
-
-LEAST_SIGNAL = 8.0
-"""Least mu n_persons / (k sqrt d) without a warning (docs/tables/persons.md)."""
-
-
-def note_on_persons(
-    mu: float, n_persons: int, n_clusters: int, n_features: int
-) -> str | None:
-    """Return a warning if there are too few persons for the clusters, or ``None``.
-
-    It compares the persons of a cluster with the noise of its sum: mu n_persons / (k
-    sqrt d), with the mu of the whole run.
-    """
-    signal = mu * n_persons / (n_clusters * math.sqrt(n_features))
-    if signal >= LEAST_SIGNAL:
-        return None
-    return (
-        f"WARNING: mu n_persons / (k sqrt d) is {signal:.2g}, below {LEAST_SIGNAL:g}: there are "
-        "too few persons for so many clusters and columns, and the noise hides them. Take fewer "
-        "clusters, fewer columns or a larger epsilon."
-    )

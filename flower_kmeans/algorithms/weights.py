@@ -7,6 +7,7 @@ are W times as large, and every reconstructed word is divided by W (docs/guarant
 Theorems 51 and 52).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from flower_kmeans.parameters import (
     left_out,
     whole,
 )
+from flower_kmeans.privacy.calibration import mu_of_budget
 
 if TYPE_CHECKING:
     from flower_kmeans.algorithms.base import Algorithm
@@ -106,6 +108,27 @@ def with_room(
         else:
             break
     return algorithm
+
+
+_LEAST_SIGNAL = 8.0
+"""Least mu N / (k sqrt d) with a result that is more than noise (measured, for persons)."""
+
+
+def note_on_persons(algorithm: "Algorithm") -> str | None:
+    """Return a warning if a run of so few persons learns little, or ``None``."""
+    budget = algorithm.budget
+    n_persons = algorithm.n_persons
+    if budget.epsilon is None or budget.delta is None or n_persons is None:
+        return None
+    mu = mu_of_budget(budget.epsilon, budget.delta) if budget.delta else budget.epsilon
+    work = algorithm.n_clusters * math.sqrt(algorithm.domain.n_features)
+    signal = mu * n_persons / work
+    if signal >= _LEAST_SIGNAL:
+        return None
+    return (
+        f"WARNING: mu n_persons / (k sqrt(d)) is {signal:.3g}, below {_LEAST_SIGNAL:g}: the result "
+        "will be mostly noise. Take fewer clusters or columns, a larger epsilon or more persons."
+    )
 
 
 def in_records(words: IntArray, full_weight: int | None) -> IntArray:

@@ -428,16 +428,18 @@ def _checked_beside(
         raise ConfigurationError(
             f"Expected {name} of {len(records)} clients. Got {len(given)} instead."
         )
-    for i, (each, part) in enumerate(zip(given, records, strict=True)):
+    # An iterator could be read in one round only.
+    held = [each if hasattr(each, "__len__") else list(each) for each in given]
+    for i, (each, part) in enumerate(zip(held, records, strict=True)):
         is_name = isinstance(each, str)  # of a column of a data set of Ray
-        if is_name or not isinstance(part, np.ndarray) or not hasattr(each, "__len__"):
+        if is_name or not isinstance(part, np.ndarray):
             continue
         if len(each) != len(part):
             raise DataError(
                 f"Expected {name}[{i}] with one entry for each of {len(part)} records. "
                 f"Got {len(each)} instead."
             )
-    return list(given)
+    return held
 
 
 def _require_usable(

@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flower_kmeans.algorithms.released import (
-    CONFIDENCE,
-    SizeReport,
-    note_on_noise,
-    note_on_persons,
-)
+from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport, note_on_noise
 from tests.support.saying import assert_within
 
 COUNTS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -139,11 +134,3 @@ def test_too_much_noise_is_named_with_its_numbers():
     note = note_on_noise(313.0, 20_000, 16)
     for part in ("313 records", "N/(4k) = 312", "larger epsilon"):
         assert part in note
-
-
-def test_too_few_persons_are_a_warning():
-    # mu n / (k sqrt d) = 0.25 * 640 / (10 * 2)
-    assert note_on_persons(0.25, 640, 10, 4) is None
-    note = note_on_persons(0.25, 639, 10, 4)
-    assert note.startswith("WARNING: mu n_persons / (k sqrt d) is 8, below 8")
-    assert "is 0.8, below 8" in note_on_persons(0.25, 64, 10, 4)

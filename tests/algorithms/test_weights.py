@@ -6,6 +6,7 @@ clients use, and the neighbour has null records in place of all records of the p
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from unittest import mock
 
 import numpy as np
@@ -27,7 +28,12 @@ from flower_kmeans.data import persons as persons_module
 from flower_kmeans.data import sources, weights
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.data.sources import as_source, weighed
-from flower_kmeans.data.weights import LEAST_WEIGHT, MOST_WEIGHT, Weighing
+from flower_kmeans.data.weights import (
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    Weighing,
+    checked_weights,
+)
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -583,6 +589,19 @@ def test_a_weighted_record_of_a_person_that_stays_moves_no_more(c):
         first, rest = first[-1], np.array(rest)[:, -1]
         changes = np.abs(after[:, -1] - rest)
         assert first + changes.sum() <= W
+
+
+@pytest.mark.claim("guarantees", "52")
+def test_products_of_weights_are_exact():
+    """So that no sum of weights depends on a rounding."""
+    own = [0.0, 1.0, 0.5, 1 / 3, 0.1, np.nextafter(1, 0), 2.0**-41, *RNG(0).random(50)]
+    found = checked_weights(own)
+    assert found[:3].tolist() == [0.0, 1.0, 0.5]
+    assert 1 / 3 * 3 == 1.0  # although the float is less than a third
+    for given, each in zip(own, found.tolist(), strict=True):
+        assert 0 <= given - each < 2.0**-40
+        for weight in (3, 7, 63, 4095, 4096):
+            assert Fraction(each * weight) == Fraction(each) * weight
 
 
 @pytest.mark.claim("guarantees", "52")

@@ -214,3 +214,96 @@ def test_what_cannot_be_read_is_an_error(dataset):
     with pytest.raises(DataError, match="can be read") as caught:
         as_source(dataset, 3, BOX.columns).sum_in_place(broken)
     assert "7.891" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------- persons
+
+SECRET = bytes(32)
+
+
+def visits_in_ray(n_blocks, ids, rows=TABLE, own=None, seed=None):
+    """Return the records with ids in blocks, of pyarrow or, with a seed, also empty ones."""
+    import pyarrow
+
+    places = np.array_split(np.arange(len(rows)), n_blocks)
+    if seed is not None:
+        ends = np.random.default_rng(seed).integers(0, len(rows), n_blocks - 1)
+        places = np.split(np.arange(len(rows)), np.sort(ends))
+    blocks = []
+    for place in places:
+        columns = {"a": rows[place, 0], "b": rows[place, 1], "c": rows[place, 2]}
+        columns["who"] = pyarrow.array([ids[i] for i in place], pyarrow.string())
+        if own is not None:
+            columns["weight"] = own[place]
+        blocks.append(pyarrow.table(columns))
+    return ray.data.from_arrow(blocks)
+
+
+def lloyd_of_persons(full_weight, **options):
+    from dataclasses import replace
+
+    budget = PrivacyBudget(None, unit="person")
+    made = LloydAlgorithm.planned(4, BOX, budget, **options)
+    return replace(made, full_weight=full_weight)
+
+
+@pytest.mark.claim("guarantees", "51")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("full_weight", [64, 4096])
+def test_persons_in_blocks_weigh_what_they_weigh_in_one(cluster, full_weight, weighted):
+    """In any cut into blocks; with persons above W, missing ids, and null records of all."""
+    from flower_kmeans.data.sources import weighed
+    from flower_kmeans.protocol.records import weighing_of
+
+    rng = np.random.default_rng(1)
+    rows = TABLE.copy()
+    rows[rng.random(len(rows)) < 0.1] = np.nan
+    names = [*(["x"] * 30), *"abcdefgh", " a", "", None]
+    ids = [names[i] for i in rng.integers(0, len(names), len(rows))]
+    own = rng.random(len(rows)) if weighted else None
+    algorithm = lloyd_of_persons(full_weight, weighted=weighted)
+    rule = weighing_of(algorithm)
+    query = algorithm.query(algorithm.initial_state())
+    whole, counts = weighed(as_source(rows, 3), rule, ids, own, SECRET)
+    expected = words_of_rows(algorithm, query, whole.loaded())
+    assert counts.n_missing
+    assert (counts.n_heavy > 0) == (full_weight == 64)
+    for n_blocks, seed in ((1, None), (7, None), (13, 2)):
+        dataset = visits_in_ray(n_blocks, ids, rows, own, seed)
+        source, found = weighed(
+            as_source(dataset, 3, BOX.columns), rule, "who", "weight", SECRET
+        )
+        assert found == counts
+        np.testing.assert_array_equal(source.loaded(), whole.loaded())
+        part = partial(words_of_rows, algorithm, query)
+        words, n_null = source.sum_in_place(part)
+        np.testing.assert_array_equal(words, expected)
+        assert n_null == int(np.isnan(rows).any(axis=1).sum() + np.isinf(rows).sum())
+    # A list of ids is read with the records, one block after the other.
+    source, found = weighed(as_source(dataset, 3, BOX.columns), rule, ids, own, SECRET)
+    assert source.sum_in_place is None
+    assert found == counts
+    np.testing.assert_array_equal(source.loaded(), whole.loaded())
+
+
+def test_blocks_without_ids_or_with_wrong_ones_are_refused(cluster):
+    from flower_kmeans.data.sources import weighed
+    from flower_kmeans.data.weights import Weighing
+
+    ids = ["a"] * len(TABLE)
+    own = np.full(len(TABLE), 0.5)
+    own[4_321] = 7.0
+    source = as_source(visits_in_ray(3, ids, own=own), 3, BOX.columns)
+    with pytest.raises(DataError, match="the column 'patient' once in every block"):
+        weighed(source, Weighing(64, 1), "patient", None, SECRET)
+    with pytest.raises(DataError, match=r"weights in \[0, 1\]. Got 1 of \d+ outside"):
+        weighed(source, Weighing(64, has_weights=True), None, "weight", SECRET)
+    array = as_source(TABLE, 3)
+    with pytest.raises(ConfigurationTypeError, match="Expected ids as a list"):
+        weighed(array, Weighing(64, 1), "who", None, SECRET)
+    frames = ray.data.from_pandas(
+        [visits_in_ray(1, ids, TABLE[:9]).to_pandas() for _ in range(2)]
+    )
+    source = as_source(frames, 3, BOX.columns)
+    found, _ = weighed(source, Weighing(64, 1), "who", None, SECRET)
+    assert set(found.loaded()[:, -1]) == {64 // 16}

@@ -144,12 +144,17 @@ def test_a_delta_of_nearly_nothing_has_a_plan_or_is_named(delta, rounds):
 
 
 @pytest.mark.parametrize(
-    ("unit", "numbers"), [("record", (50_000, None)), ("client", (10**7, 50_000))]
+    ("unit", "numbers"),
+    [
+        ("record", (50_000, None, None)),
+        ("client", (10**7, 50_000, None)),
+        ("person", (None, None, 50_000)),
+    ],
 )
 def test_delta_is_resolved_from_the_public_number_of_what_is_protected(unit, numbers):
     plan = calibrate(PrivacyBudget(1.0, unit=unit), GAUSSIAN, *numbers)
     assert plan.budget.delta == 1 / 5_000_000
-    assert (plan.n_records, plan.n_clients) == numbers
+    assert (plan.n_records, plan.n_clients, plan.n_persons) == numbers
     assert plan_from_config(plan.to_config()) == plan
     assert f"for one {unit}" in plan.describe()
     assert calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, None).n_records is None
@@ -164,6 +169,12 @@ def test_delta_is_resolved_from_the_public_number_of_what_is_protected(unit, num
         (PrivacyBudget(1.0, 1e-6, "client"), (1000, 0), "n_clients"),
         (PrivacyBudget(1.0), (1000, 40), "n_clients"),
         (PrivacyBudget(None, unit="client"), (1000, 40), "n_clients"),
+        (PrivacyBudget(1.0, unit="person"), (None,), "n_persons"),
+        (PrivacyBudget(1.0, unit="person"), (1000, None, 40), "n_records"),
+        (PrivacyBudget(1.0, 1e-6, "person"), (None, None, 0), "n_persons"),
+        (PrivacyBudget(1.0, 1e-6, "person"), (None, 9, 40), "n_clients"),
+        (PrivacyBudget(1.0), (1000, None, 40), "n_persons"),
+        (PrivacyBudget(None), (1000, None, 40), "n_persons"),
     ],
 )
 def test_public_numbers_that_do_not_fit_the_budget_are_refused(budget, numbers, name):
@@ -274,6 +285,7 @@ FIRST = ("rounds", 0, 0)
         (("n_records",), "5"),
         (("n_records",), [5]),
         (("n_clients",), 40),
+        (("n_persons",), 40),
         (("mu",), real_to_text(0.01)),
         ((*FIRST, "name"), 3),
         ((*FIRST, "mechanism"), "none"),

@@ -95,6 +95,9 @@ class Node:
     """Makes a dishonest client: what it sends instead of its reply."""
     node_id: int = 0
     shared: SharedWork = NO_SHARED_WORK
+    ids: Any = None
+    """Whose each record is; None without a function that loads ids."""
+    weights: Any = None
 
     def load(self) -> Any:
         self.n_loads += 1
@@ -107,8 +110,10 @@ class Node:
             self.state,
             self.load,
             self.results.append,
+            load_ids=None if self.ids is None else lambda: self.ids,
             node_id=self.node_id,
             shared=self.shared,
+            load_weights=None if self.weights is None else lambda: self.weights,
         )
 
     def answer(self, data: bytes) -> bytes:

@@ -268,6 +268,7 @@ def run_recorded(
     load: Callable[[Context], ArrayLike] | None = None,
     on_result: Callable[[ClientResult, Context], None] | None = None,
     on_push: Callable[[RecordingGrid, list[Message]], None] | None = None,
+    persons: Sequence[Any] | None = None,
     **options: Any,
 ) -> Outcome:
     """Run a strategy in this process over a recording grid, with one policy or one each."""
@@ -286,7 +287,12 @@ def run_recorded(
     )
     policies = [policy or SIMULATED] if not isinstance(policy, Sequence) else policy
     shared = SharedWork()  # as in `simulate`
-    apps = [simulated_client_app(shared, load, each, keep) for each in policies]
+    load_ids = None
+    if persons is not None:
+        load_ids = lambda context: persons[int(context.node_config["partition-id"])]  # noqa: E731
+    apps = [
+        simulated_client_app(shared, load, each, keep, load_ids) for each in policies
+    ]
 
     def app(message: Message, context: Context) -> Message:
         place = int(context.node_config["partition-id"])
