@@ -259,9 +259,10 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
 SUITE = Suite(
     "audit",
     "Membership attacks on every private strategy under every trust model, for records and for "
-    "clients, by adversaries who see a whole transcript; and on planted bugs. TPR and FPR are "
-    "those of the repetitions, and bounds on mu and epsilon hold with the confidence of the "
-    "column of that name. A bound must stay below its claim, and with a bug exceed it.",
+    "clients, and on each strategy for persons, by adversaries who see a whole transcript; and on "
+    "planted bugs. TPR and FPR are those of the repetitions, and bounds on mu and epsilon hold "
+    "with the confidence of the column of that name. A bound must stay below its claim, and with "
+    "a bug exceed it.",
     Task,
     get_type_hints(Line),
     tasks_of,

@@ -1,10 +1,11 @@
 """The cells of the privacy audit: strategies, trust models, units, data and adversaries.
 
 A cell is a strategy with a trust model and a unit of privacy. Its two neighbours differ
-in a target: one record, or all records of one client. The target changes every release
-by as much as the plan allows, in nearly every round. For sums and second moments it is
-a record in a corner or on the sphere. For FastLloyd it is a record at the radius of the
-round from a centroid that many other records hold in place. For SynopsisKMeans it is a
+in a target: one record, or all records of one client or one person. The target changes
+every release by as much as the plan allows, in nearly every round. For sums and second
+moments it is a record in a corner or on the sphere. For FastLloyd it is a record at the
+radius of the round from a centroid that many other records hold in place. A protected
+person has some equal records. For SynopsisKMeans it is a
 record far from the cells that other records hold in place. A protected client has so
 many equal records that it is clipped in every release. Relative sums, and a cost beside
 them, change most if the centroids are held a radius away.
@@ -27,6 +28,8 @@ CLIENT_RECORDS = 10
 """Planned records of a client. A protected client counts as at most so many."""
 MANY = 60
 """Records of the attacked client."""
+PERSON_RECORDS = 8
+"""Records of the attacked person, whose weights add up to the whole of W."""
 
 # Variants, beside "" for the usual setting of a strategy:
 # The server and tau members pool one client's shares, which reveal nothing.
@@ -68,6 +71,20 @@ TRUSTS = dict.fromkeys(
     "FedDPKMeans": ("distributed-noise", "trusted-server"),
 }
 """Private trust models of every strategy."""
+PERSONS = (
+    ("FastLloyd", "oblivious-server", ""),
+    ("GLloyd", "clients-only", ""),
+    ("SuLloyd", "trusted-server", ""),
+    ("SuLloyd", "trusted-server", COLUMNS),
+    ("FedDPKMeans", "distributed-noise", ""),
+    ("PEMeans", "distributed-noise", ""),
+    ("HDPEMeans", "trusted-server", ""),
+    ("SynopsisKMeans", "distributed-noise", ""),
+)
+"""Strategies, trust models and variants with attacks on persons.
+
+Weights come before noise and shares, so they do not depend on the trust model.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,21 @@ class Setting:
         first, *others = self.background
         return [np.concatenate([first, self.target]) if present else first, *others]
 
+    def persons(self, present: bool) -> list[list[str]] | None:
+        """Return the ids of the clients' records if persons are protected.
+
+        Each record of the background is a person of its own.
+        """
+        if not self.strategy.privacy.protects_persons:
+            return None
+        ids = [
+            [f"{client}-{row}" for row in range(len(records))]
+            for client, records in enumerate(self.background)
+        ]
+        if present:
+            ids[0] += ["target"] * len(self.target)
+        return ids
+
     @property
     def shared(self) -> bool:
         """Whether the clients add the noise."""
@@ -128,7 +160,10 @@ class Setting:
 
 
 def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
-    """Return every strategy under every trust model that it allows, for both units."""
+    """Return every strategy under every trust model that it allows, for records and clients.
+
+    And each strategy once for persons.
+    """
     both = ("distributed-noise", "trusted-server")
     found = []
     for epsilon, unit in product(epsilons, ("record", "client")):
@@ -157,6 +192,9 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
         found += [
             Cell(name, trust, unit, epsilon, variant) for name, trust, variant in places
         ]
+    for epsilon in epsilons:
+        for name, trust, variant in PERSONS:
+            found.append(Cell(name, trust, "person", epsilon, variant))
     return found
 
 
@@ -184,8 +222,10 @@ def _setting(
     cell: Cell, strategy: KMeansStrategy, records: FloatArray, target: FloatArray
 ) -> Setting:
     """Spread records over the clients; a client that is attacked has no others."""
-    if cell.unit == "record":
-        return Setting(strategy, np.array_split(records, strategy.min_clients), target)
+    if cell.unit != "client":
+        times = PERSON_RECORDS if cell.unit == "person" else 1
+        parts = np.array_split(records, strategy.min_clients)
+        return Setting(strategy, parts, np.repeat(target, times, axis=0))
     others = np.array_split(records, strategy.min_clients - 1)
     return Setting(strategy, [records[:0], *others], np.repeat(target, MANY, axis=0))
 
@@ -196,9 +236,12 @@ def _held(places: ArrayLike, each: int) -> FloatArray:
     return held[np.random.default_rng(3).permutation(len(held))]
 
 
-def _figure(cell: Cell, n_records: int) -> int:
-    """Return the planning figure: small for clients, of which one is to be clipped."""
-    return N_CLIENTS * CLIENT_RECORDS if cell.unit == "client" else n_records
+def _sized(cell: Cell, options: dict[str, Any], n_units: int) -> dict[str, Any]:
+    """Return options with the planning figure: small for clients, of which one is clipped."""
+    if cell.unit == "client":
+        return {**options, "n_records": N_CLIENTS * CLIENT_RECORDS}
+    name = "n_persons" if cell.unit == "person" else "n_records"
+    return {**options, name: n_units}
 
 
 def _box(d: int) -> Box:
@@ -218,7 +261,7 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
         # A radius as wide as the domain: the client's many records count wherever
         # centroids go.
         options |= {"alpha": 4.0, "n_rounds": 3, "initial": [[0.3, 0.3], [-0.5, -0.5]]}
-        strategy = strategies.FastLloyd(2, _box(2), budget, _figure(cell, 0), **options)
+        strategy = strategies.FastLloyd(2, _box(2), budget, **_sized(cell, options, 0))
         return _setting(cell, strategy, _few(2), np.ones((1, 2)))
     if cell.variant == WEIGHTED:
         # Wherever a record lies, it uses the whole unit; this one lies where its
@@ -226,7 +269,9 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
         places = [[0.5, 0.5], [-0.5, -0.5]]
         held = _held(places, 40)
         options |= {"n_rounds": 3, "initial": places}
-        strategy = strategies.FastLloyd(2, _box(2), budget, len(held), **options)
+        strategy = strategies.FastLloyd(
+            2, _box(2), budget, **_sized(cell, options, len(held))
+        )
         return _setting(cell, strategy, held, np.full((1, 2), 0.5))
     # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the
     # first centroid. From round 2 on that lies among 20,000 records which are almost
@@ -238,7 +283,9 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
     options |= {"n_rounds": 3, "initial": [[5e-4, 5e-4], [-0.8, -0.8]]}
     if cell.variant == PAPER:
         options |= {"n_rounds": 2, "relocation": False}
-    strategy = strategies.FastLloyd(2, _box(2), budget, len(held), **options)
+    strategy = strategies.FastLloyd(
+        2, _box(2), budget, **_sized(cell, options, len(held))
+    )
     return _setting(cell, strategy, held, np.ones((1, 2)))
 
 
@@ -256,9 +303,8 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
         2,
         _box(d),
         budget,
-        _figure(cell, max(1000, len(records))),
         n_rounds=n_rounds,
-        **options,
+        **_sized(cell, options, max(1000, len(records))),
     )
     return _setting(cell, strategy, records, np.ones((1, d)))
 
@@ -272,7 +318,7 @@ def _feddp(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
         options["mechanisms"] = "laplace"
     options |= {"server_data": _few(3, 6, 0.8), "sums": "absolute", "n_rounds": 2}
     strategy = strategies.FedDPKMeans(
-        2, _ball(3), budget, _figure(cell, 1000), **options
+        2, _ball(3), budget, **_sized(cell, options, 1000)
     )
     return _setting(cell, strategy, _few(3), _sphere(3))
 
@@ -307,7 +353,7 @@ def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> S
     held = _held(places, 10_000)
     options |= {"server_data": places, "n_rounds": n_rounds, "shares": shares}
     strategy = strategies.FedDPKMeans(
-        2, _ball(2), budget, _figure(cell, len(held)), **options
+        2, _ball(2), budget, **_sized(cell, options, len(held))
     )
     return _setting(cell, strategy, held, target)
 
@@ -319,7 +365,7 @@ def _pe_means(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Set
         else (17, strategies.HDPEMeans)
     )
     options |= {"n_rounds": 4, "max_candidates": 16}
-    strategy = kind(2, _ball(d), budget, _figure(cell, 1000), **options)
+    strategy = kind(2, _ball(d), budget, **_sized(cell, options, 1000))
     return _setting(cell, strategy, _few(d), _sphere(d))
 
 
@@ -329,7 +375,9 @@ def _synopsis(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Set
     records = _few(3, 2_000, 0.02)
     if cell.unit == "client":
         options["clip"] = 1.0
-    strategy = strategies.SynopsisKMeans(2, _ball(3), budget, len(records), **options)
+    strategy = strategies.SynopsisKMeans(
+        2, _ball(3), budget, **_sized(cell, options, len(records))
+    )
     return _setting(cell, strategy, records, np.full((1, 3), 3**-0.5))
 
 

@@ -26,20 +26,22 @@ from numpy.typing import NDArray
 
 from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
-from flower_kmeans.algorithms.answers import answer_of
+from flower_kmeans.algorithms.answers import answer_of, reconstructed
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.data.sources import as_source, weighed
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import ask
+from flower_kmeans.protocol import ask, states
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.messages import Ask, split
 from flower_kmeans.protocol.phases import sums as round_sums
+from flower_kmeans.protocol.records import weighing_of
 from flower_kmeans.secagg import primitives
 from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
@@ -68,7 +70,7 @@ class Answers:
         self.setting = setting
         self.algorithm, self.plan = setting.strategy.algorithm, setting.strategy.plan
         by_client = self.plan.budget.protects_clients
-        self._target = self._grid(setting.target)
+        self._target = self._weighed(setting.target)
         # What is not clipped adds up record by record, so equal records need be asked
         # once.
         parts = (
@@ -87,9 +89,24 @@ class Answers:
     ) -> list[tuple[int, GridRecords]]:
         if by_client:
             return [(1, self._grid(part))] if len(part) else []
+        weight = self.algorithm.full_weight or 1  # each record is a person of its own
         rows, times = np.unique(part, axis=0, return_counts=True)
         return [
-            (int(many), self._grid(rows[times == many])) for many in np.unique(times)
+            (weight * int(many), self._grid(rows[times == many]))
+            for many in np.unique(times)
+        ]
+
+    def _weighed(self, target: FloatArray) -> list[tuple[int, GridRecords]]:
+        """Return the target's records by their weights, which a client gives to one person's."""
+        weighing = weighing_of(self.algorithm)
+        if weighing is None:
+            return [(1, self._grid(target))]
+        source = as_source(target, target.shape[1])
+        ids = ["target"] * len(target)
+        rows = weighed(source, weighing, ids, None, token(32)).source.loaded()
+        return [
+            (int(weight), self._grid(rows[rows[:, -1] == weight, :-1]))
+            for weight in np.unique(rows[:, -1])
         ]
 
     def _answer(self, query: Query, records: GridRecords) -> IntArray:
@@ -105,7 +122,10 @@ class Answers:
 
     def change(self, query: Query) -> IntArray:
         """Return the target's change of the sum."""
-        return self._answer(query, self._target)
+        total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
+        for weight, records in self._target:
+            total += weight * self._answer(query, records)
+        return total
 
     def start(self) -> State:
         """Return the state before round 1."""
@@ -113,7 +133,7 @@ class Answers:
 
     def after(self, state: State, total: IntArray) -> State:
         """Return the state after a round's noisy sum."""
-        answer = self.algorithm.layout(state.round + 1).unflatten(total)
+        answer = reconstructed(self.algorithm, state.round + 1, total)
         return self.algorithm.update(state, answer, self._generator(state.round + 1))
 
     def _generator(self, number: int) -> np.random.Generator | None:
@@ -327,10 +347,14 @@ class _Record:
         last: dict[str, Any] = {}
 
         def updating(own: Any, state: State, answer: Any, *more: Any) -> State:
-            number = state.round + 1
-            self.sums.setdefault(number, own.layout(number).flatten(answer))
-            self.states.setdefault(number, state)
+            self.states.setdefault(state.round + 1, state)
             return update(own, state, answer, *more)
+
+        def reconstructing(
+            algorithm: Any, number: int, words: IntArray, *more: Any
+        ) -> Any:
+            self.sums.setdefault(number, words.copy())
+            return reconstructed(algorithm, number, words, *more)
 
         def noising(*given: Any) -> IntArray:
             last["noise"] = client_noise(*given)
@@ -359,6 +383,8 @@ class _Record:
         with ExitStack() as stack:
             for target, name, replacement in (
                 (kind, "update", updating),
+                (round_sums, "reconstructed", reconstructing),
+                (states, "reconstructed", reconstructing),
                 (round_noise, "client_noise", noising),
                 (round_noise, "protect", protecting),
                 (ask, "_protected", sealing),
@@ -371,7 +397,8 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
     """Run the strategy over its clients, and return the queries and the adversary's view."""
     record, answers = _Record(setting), Answers(setting)
     with record.recording():
-        simulate(setting.strategy, setting.partitions(present))
+        partitions = setting.partitions(present)
+        simulate(setting.strategy, partitions, persons=setting.persons(present))
     state, queries, residuals, changes = answers.start(), [], [], []
     for number in range(1, answers.algorithm.n_rounds + 1):
         for name, array in record.states[number].arrays.items():

@@ -69,8 +69,8 @@ def reconstructed(
     algorithm: Algorithm,
     round_number: int,
     words: IntArray,
-    answered: float,
-    n_answers: int,
+    answered: float = 1.0,
+    n_answers: int | None = None,
 ) -> Statistic:
     """Return the statistic of a round's reconstructed or unmasked words, (words,).
 

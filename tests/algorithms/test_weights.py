@@ -649,6 +649,20 @@ def test_the_number_of_ids_is_that_of_all_records():
     assert counts.n_missing == 1
 
 
+def test_null_records_weigh_nothing():
+    """Also if a loader's memory makes a record of them between two passes."""
+    usable = np.array([True, False, True])
+    for rule, persons in (
+        (Weighing(W), None),
+        (Weighing(W, 1), persons_module.keys_of(["a", "b", None], SECRET)),
+    ):
+        totals = weights.NO_PERSONS
+        if persons is not None:
+            totals = persons_module.counts_of(persons, usable)
+        found = rule.of_block(usable, persons, totals, weights.NO_PERSONS, None)
+        assert found.tolist() == [W, 0, W]
+
+
 def test_what_weights_change_is_counted():
     rows = np.zeros((2 * W + 9, 1))
     ids = ["x"] * (W + 3) + ["y"] * (W + 4) + [None, ""]

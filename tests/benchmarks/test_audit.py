@@ -16,6 +16,7 @@ from seamed import bytes_of
 from bench.harness import Options, plan_of
 from flower_kmeans import strategies
 from flower_kmeans.algorithms.sensitivity import sensitivities
+from flower_kmeans.data import weights
 from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise
@@ -43,7 +44,14 @@ def parts(audit):
 def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(
     audit, parts
 ):
-    listed = {(cell.strategy, cell.trust, cell.unit) for cell in audit.cells()}
+    """And once for persons."""
+    cells = audit.cells()
+    listed = {
+        (cell.strategy, cell.trust, cell.unit)
+        for cell in cells
+        if cell.unit != "person"
+    }
+    of_persons = {cell.strategy for cell in cells if cell.unit == "person"}
     made = {
         name: parts.setting_of(parts.Cell(name, "trusted-server")).strategy
         for name in strategies.__all__
@@ -60,6 +68,7 @@ def test_every_private_strategy_is_audited_under_every_trust_model_for_both_unit
     }
     assert len(wanted) == 48
     assert listed == wanted
+    assert of_persons == made.keys()
 
 
 CELLS = """
@@ -83,6 +92,12 @@ FedDPKMeans trusted-server client cost
 FedDPKMeans trusted-server record relative
 FedDPKMeans trusted-server client relative
 FedDPKMeans trusted-server client means
+SynopsisKMeans distributed-noise person
+FastLloyd oblivious-server person
+GLloyd clients-only person
+SuLloyd trusted-server person columns
+PEMeans trusted-server person
+FedDPKMeans trusted-server person relative
 """.strip().splitlines()
 ATTACKED = [CELLS[0], CELLS[1], CELLS[5], CELLS[6]]
 
@@ -187,6 +202,22 @@ def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
     assert (line.mu, line.claimed_epsilon, line.epsilon_bound) == (0.0, 0.0, 0.0)
     assert line.verdict == "below"
     assert math.isnan(line.ratio)
+
+
+@pytest.mark.thorough
+def test_records_that_weigh_as_much_as_their_person_are_found(audit, parts):
+    """The target has eight records, and with the bug each of them has the weight of a person."""
+
+    def whole(persons, usable, totals, before, room):
+        return np.where(usable, room, 0)
+
+    cell = cell_of(audit, "GLloyd clients-only person")
+    line = audit.attack(cell, audit.Effort(250, 1, SURE))
+    assert line.verdict == audit.BELOW
+    assert line.attained > 0.97
+    bug = mock.patch.object(weights, "person_weights", whole)
+    line = audit.attack(cell, audit.Effort(250, 1, SURE), patch=lambda: bug)
+    assert line.verdict == parts.ABOVE
 
 
 @pytest.mark.claim("audit", "no-attack-exceeds-claim")
