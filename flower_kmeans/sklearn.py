@@ -3,13 +3,14 @@
 This is the central model of differential privacy.
 """
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from reprlib import repr as shortened
 from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,7 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.frames import is_sparse, require_table_type
 from flower_kmeans.data.records import check_columns, named_columns
+from flower_kmeans.data.weights import checked_weights, require_one_each
 from flower_kmeans.errors import (
     BudgetError,
     ConfigurationError,
@@ -31,7 +33,12 @@ from flower_kmeans.extras import require
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.filter import Charge, price_of
-from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit, spent_epsilon
+from flower_kmeans.privacy.ledger import (
+    Ledger,
+    LifetimeLimit,
+    spent_by_unit,
+    spent_epsilon,
+)
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.report.clustering import Clustering
@@ -100,7 +107,8 @@ class PrivateKMeans(
         Epsilon of each fit. ``None`` fits without privacy, and is refused with a
         ledger (``state_dir``).
     delta : float, optional
-        Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``.
+        Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``, or of
+        ``n_persons`` with ``unit="person"``.
     bounds : (lower, upper) or list of (low, high) or dict or Box or Ball or Sphere
         Public bounds in the units of ``X``. Records outside are clipped. Bounds that
         were read from the records are not private. The forms are:
@@ -120,6 +128,7 @@ class PrivateKMeans(
         Approximate public number of records. A private fit requires it, because the
         exact number of records is itself private. It need not equal ``len(X)``: a fold
         of a cross-validation has fewer records. Default, without privacy: ``len(X)``.
+        With ``sample_weight`` it is the planned sum of the weights.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
@@ -133,13 +142,21 @@ class PrivateKMeans(
     max_total_epsilon, max_total_delta : float, optional
         Limit on the joint cost of all fits in the ledger. Only with ``state_dir``.
         Default: 10.0 and 1e-6.
+    unit : {"record", "person"}, default: "record"
+        What a fit protects: one record, or one person with all their records. With
+        ``"person"`` each fit takes ``groups``, the ids of the records' persons. Each
+        person then counts as one, with equal weights of their records.
+    n_persons : int, optional
+        With ``unit="person"``: approximate public number of persons. A private fit
+        requires it, or ``n_records`` with this number in its place.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of shape (n_clusters, n_features_in_)
         Centroids in the units of ``X``.
     cluster_counts_ : ndarray of shape (n_clusters,)
-        Noisy number of records of each cluster.
+        Noisy number of records of each cluster, of persons with ``unit="person"``, or
+        sum of weights with ``sample_weight``.
     clustering_ : Clustering
         Centroids, counts and the report of the fit.
     privacy_spent_ : tuple of (float, float)
@@ -163,6 +180,8 @@ class PrivateKMeans(
         state_dir: str | PathLike[str] | None = None,
         max_total_epsilon: float | None = None,
         max_total_delta: float | None = None,
+        unit: str = "record",
+        n_persons: int | None = None,
     ) -> None:
         # `clone` requires that attributes are the arguments. So `fit` checks them.
         self.n_clusters = n_clusters
@@ -176,8 +195,17 @@ class PrivateKMeans(
         self.state_dir = state_dir
         self.max_total_epsilon = max_total_epsilon
         self.max_total_delta = max_total_delta
+        self.unit = unit
+        self.n_persons = n_persons
 
-    def fit(self, X: ArrayLike, y: None = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: None = None,
+        *,
+        groups: Any = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Cluster records, and spend the budget.
 
         Parameters
@@ -185,8 +213,16 @@ class PrivateKMeans(
         X : array-like of shape (n, n_features)
             Finite numbers.
         y : None
-            Ignored. There are no weights of records: a record with a weight would count
-            as several, but the budget protects one.
+            Ignored.
+        groups : array-like of shape (n,), optional
+            Ids of the records' persons, exactly with ``unit="person"``. An id is
+            compared by its text. Each record with a missing id is one person. A search
+            passes ``groups`` to its splitter alone, unless metadata routing is enabled
+            and the estimator requests them (``set_fit_request(groups=True)``).
+        sample_weight : array-like of shape (n,), optional
+            Weights of the records in [0, 1], from a public rule such as a survey's. A
+            record of weight 1 has the guarantee of the budget. A larger weight is
+            refused: such a record would count as several.
 
         Returns
         -------
@@ -199,8 +235,8 @@ class PrivateKMeans(
             If a parameter cannot be used, ``n_records`` is missing for a private fit,
             or ``epsilon`` is ``None`` with a ledger. Nothing is spent then.
         DataError
-            If ``X`` has other columns than ``bounds``, in number or names. Nothing is
-            spent then.
+            If ``X`` has other columns than ``bounds``, in number or names, or
+            ``groups`` or ``sample_weight`` do not fit. Nothing is spent then.
         LedgerError
             If the ledger in ``state_dir`` cannot be used. Nothing is spent then.
         RunError
@@ -210,9 +246,9 @@ class PrivateKMeans(
         self._require_public_parameters()
         _require_readable(X)
         records = validate_data(self, X, dtype=np.float64, order="C")
+        persons = self._checked_groups(groups, len(records))
+        weights = _checked_sample_weight(sample_weight, len(records))
         seed = int(check_random_state(self.random_state).randint(2**31))
-        # Without `n_records` the fit is not private (`_require_public_parameters`).
-        n_records = len(records) if self.n_records is None else self.n_records
         kind = BY_NAME.get(self.strategy)
         if kind is None or not issubclass(kind, KMeansStrategy):
             names = []
@@ -225,21 +261,23 @@ class PrivateKMeans(
         parameters: dict[str, Any] = {
             "n_clusters": self.n_clusters,
             "domain": self._domain(X, records.shape[1]),
-            "privacy": PrivacyBudget(self.epsilon, self.delta),
-            "n_records": n_records,
+            "privacy": PrivacyBudget(self.epsilon, self.delta, self._checked_unit()),
+            **self._planned_numbers(len(records), weights),
             "trust": "plain" if self.epsilon is None else "trusted-server",
             "min_clients": 1,
             "seed": seed,
         }
         require_type("options", self.options, Mapping | None, "a mapping of parameters")
         options = dict(self.options or {})
-        known = parameters_of(kind).keys() - parameters.keys()
+        # Weights are those of `sample_weight`, and there is one client.
+        own = {"n_records", "n_persons", "weighted", "max_clients_per_person"}
+        known = parameters_of(kind).keys() - parameters.keys() - own
         if not options.keys() <= known:
             raise ConfigurationError(
                 f"Expected options of {sorted(known)}. Got {sorted(options.keys() - known)}."
             )
         strategy = kind(**parameters, **options)
-        self.clustering_ = self._clustered(strategy, records)
+        self.clustering_ = self._clustered(strategy, records, persons, weights)
         report = self.clustering_.report
         epsilon = np.inf
         delta = 1.0
@@ -266,10 +304,20 @@ class PrivateKMeans(
         records = self._checked(X)  # an error before `fit`
         return self.clustering_.predict(records)
 
-    def fit_predict(self, X: ArrayLike, y: None = None) -> NDArray[np.int64]:
-        """Fit, and return the cluster of each record, (n,), int64. It is not private."""
+    def fit_predict(
+        self,
+        X: ArrayLike,
+        y: None = None,
+        *,
+        groups: Any = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> NDArray[np.int64]:
+        """Fit, and return the cluster of each record, (n,), int64. It is not private.
+
+        See `fit` for the parameters.
+        """
         # ClusterMixin's own method would read labels_, which does not exist here.
-        return self.fit(X).predict(X)
+        return self.fit(X, groups=groups, sample_weight=sample_weight).predict(X)
 
     def transform(self, X: ArrayLike) -> FloatArray:
         """Return the distances of records to centroids, (n, k), in the units of X.
@@ -308,11 +356,23 @@ class PrivateKMeans(
         count, and fits of other estimators do not. It is ``(inf, 1.0)`` if a fit was
         not private, or if an estimator was pickled before it was fitted, as by a search
         with several processes: only a ledger counts such fits.
+
+        With ``unit="person"`` it is the cost for one person. A fit with
+        ``unit="record"`` bounds nothing for a person, so it is ``(inf, 1.0)`` then.
         """
+        unit = self._checked_unit()
         if self.state_dir is None:
-            return self._own_account().sums.total
+            return self._own_account().sums.total(unit)
         delta = self._limit().delta
-        return spent_epsilon(self.state_dir, delta) or 0.0, delta
+        if unit == "record":
+            return spent_epsilon(self.state_dir, delta) or 0.0, delta
+        spent = spent_by_unit(self.state_dir, delta)
+        if spent is None:
+            return 0.0, delta
+        epsilon = spent[unit]
+        if epsilon is None:
+            return np.inf, 1.0
+        return epsilon, delta
 
     def __sklearn_clone__(self) -> Self:
         """Return a clone whose fits count together with this estimator's fits."""
@@ -327,8 +387,20 @@ class PrivateKMeans(
         return self._account
 
     def _require_public_parameters(self) -> None:
-        """Require a public ``n_records`` for a private fit, and a ledger for its limits."""
-        if self.epsilon is not None and self.n_records is None:
+        """Require a public number for a private fit, and a ledger for its limits."""
+        unit = self._checked_unit()
+        if unit == "record" and self.n_persons is not None:
+            raise ConfigurationError(
+                "Expected n_persons with unit='person' only. "
+                f"Got n_persons={self.n_persons!r} with unit='record'."
+            )
+        has_number = self.n_records is not None or self.n_persons is not None
+        if self.epsilon is not None and not has_number and unit == "person":
+            raise ConfigurationError(
+                "Expected n_persons, the approximate public number of persons, with a private "
+                f"budget and unit='person'. Got None with epsilon={self.epsilon!r}."
+            )
+        if self.epsilon is not None and not has_number:
             raise ConfigurationError(
                 "Expected n_records, the approximate public number of records, with a private "
                 f"budget. Got None with epsilon={self.epsilon!r}."
@@ -347,6 +419,43 @@ class PrivateKMeans(
                 "charged. Got None."
             )
 
+    def _checked_unit(self) -> Literal["record", "person"]:
+        if self.unit == "record":
+            return "record"
+        if self.unit == "person":
+            return "person"
+        raise ConfigurationError(
+            "Expected unit as 'record' or 'person', for all records have one holder. "
+            f"Got {self.unit!r} instead."
+        )
+
+    def _checked_groups(self, groups: Any, n_records: int) -> Any:
+        """Return the ids of persons, exactly one for each record with ``unit="person"``."""
+        if (groups is not None) != (self.unit == "person"):
+            found = "none" if groups is None else "some"
+            raise ConfigurationError(
+                "Expected groups, the ids of the records' persons, exactly with unit='person'. "
+                f"Got {found} with unit={self.unit!r}."
+            )
+        if groups is not None:
+            require_one_each("groups", _length_of(groups), n_records)
+        return groups
+
+    def _planned_numbers(
+        self, n_records: int, weights: FloatArray | None
+    ) -> dict[str, Any]:
+        """Return the public numbers of the strategy; without privacy they are counted."""
+        if self.unit == "person":
+            planned = self.n_records if self.n_persons is None else self.n_persons
+            return {"n_persons": planned, "weighted": weights is not None}
+        if self.n_records is not None:
+            return {"n_records": self.n_records, "weighted": weights is not None}
+        # Then the fit is not private (`_require_public_parameters`).
+        if weights is None:
+            return {"n_records": n_records}
+        total = max(1, math.ceil(float(weights.sum())))
+        return {"n_records": total, "weighted": True}
+
     def _limit(self) -> LifetimeLimit:
         """Return the limit on the joint cost of all fits in the ledger."""
         if self.max_total_epsilon is None:
@@ -359,7 +468,13 @@ class PrivateKMeans(
             delta = self.max_total_delta
         return LifetimeLimit(epsilon, delta)
 
-    def _clustered(self, strategy: KMeansStrategy, records: FloatArray) -> Clustering:
+    def _clustered(
+        self,
+        strategy: KMeansStrategy,
+        records: FloatArray,
+        persons: Any,
+        weights: FloatArray | None,
+    ) -> Clustering:
         policy = ClientPolicy.for_simulation()
         if self.state_dir is None:
             is_private = strategy.plan.is_private and _starts_privately(self.options)
@@ -378,7 +493,13 @@ class PrivateKMeans(
                     "result of a run that was not private."
                 )
             _require_room(self.state_dir, strategy.plan, limit)
-        return simulate(strategy, [records], policy=policy)
+        return simulate(
+            strategy,
+            [records],
+            persons=None if persons is None else [persons],
+            weights=None if weights is None else [weights],
+            policy=policy,
+        )
 
     @property
     def _n_features_out(self) -> int:
@@ -424,6 +545,27 @@ def _require_readable(X: object) -> None:
         )
 
 
+def _length_of(groups: Any) -> int:
+    """Return the number of ids."""
+    if not hasattr(groups, "__len__"):
+        raise ConfigurationTypeError(
+            "Expected groups as a list or one column of ids. "
+            f"Got {type(groups).__name__}."
+        )
+    return len(groups)
+
+
+def _checked_sample_weight(
+    sample_weight: ArrayLike | None, n_records: int
+) -> FloatArray | None:
+    """Return the weights of records as floats in [0, 1], or ``None``."""
+    if sample_weight is None:
+        return None
+    weights = checked_weights(sample_weight, "sample_weight")
+    require_one_each("sample_weight", len(weights), n_records)
+    return weights
+
+
 class _Sums:
     """The joint cost of the fits of an estimator and its clones, without a ledger."""
 
@@ -432,7 +574,8 @@ class _Sums:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._charge = Charge()
+        # by unit, as long as all fits cover it
+        self._charges = {"person": Charge(), "record": Charge()}
         self._delta = 0.0
         self._n_fits = 0
         self._is_private = True
@@ -440,12 +583,12 @@ class _Sums:
         self._is_copy = False  # whether it was unpickled
         self._must_tell = False  # whether to warn that fits may not be counted
 
-    @property
-    def total(self) -> tuple[float, float]:
-        """Epsilon and delta of all fits, or ``(inf, 1.0)`` without a known bound."""
-        if not (self._is_private and self._is_complete):
+    def total(self, unit: str) -> tuple[float, float]:
+        """Return epsilon and delta of all fits, or ``(inf, 1.0)`` without a known bound."""
+        is_covered = unit in self._charges
+        if not (self._is_private and self._is_complete and is_covered):
             return np.inf, 1.0
-        return self._charge.epsilon(self._delta), self._delta
+        return self._charges[unit].epsilon(self._delta), self._delta
 
     def add(self, plan: PrivacyPlan, is_private: bool) -> None:
         """Count a fit before it begins, and warn of the joint cost at some numbers."""
@@ -455,27 +598,31 @@ class _Sums:
                 self._is_private = False
                 self._n_fits = number
                 return
-            own = _charge_of(plan)
-            charge = self._charge + own
+            own = price_of(plan.budget.unit, plan.rounds).whole
+            charges = {}
+            for unit, charge in self._charges.items():
+                if unit in own:
+                    charges[unit] = charge + own[unit]
             delta = max(self._delta, plan.budget.delta or 0.0)
             # The warning comes before counting: if warnings are errors, there is no
             # fit.
             if not self._is_complete:
                 self._tell_of_copies()
             elif self._is_private and _is_told(number):
+                epsilon = charges["record"].epsilon(delta)
                 forecast = ""
                 if number < 10:
-                    ten = (own * 10).epsilon(delta)
+                    ten = (own["record"] * 10).epsilon(delta)
                     forecast = (
                         f", and ten fits like this one would cost epsilon={ten:.3g}"
                     )
                 warnings.warn(
                     f"This is fit {number} of an estimator and its clones. On the same records "
-                    f"they cost epsilon={charge.epsilon(delta):.3g} at delta={delta:.3g} together"
+                    f"they cost epsilon={epsilon:.3g} at delta={delta:.3g} together"
                     f"{forecast}. Without state_dir no ledger limits them.",
                     stacklevel=4,
                 )
-            self._charge = charge
+            self._charges = charges
             self._delta = delta
             self._n_fits = number
 
@@ -534,12 +681,6 @@ def _is_told(number: int) -> bool:
     digits = str(number)
     is_power_of_ten = digits == "1".ljust(len(digits), "0")
     return number == 2 or (number > 1 and is_power_of_ten)
-
-
-def _charge_of(plan: PrivacyPlan) -> Charge:
-    """Return the charge of a private fit for one record."""
-    _, of_record = price_of(plan.budget.unit, plan.rounds).whole
-    return of_record
 
 
 # --------------------------------------------------------------------------- bounds

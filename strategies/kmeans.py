@@ -49,7 +49,6 @@ from .options import (
     KeyDistribution,
     Nodes,
     OnRound,
-    PersonCount,
     PositiveCount,
     Privacy,
     RosterFile,
@@ -174,7 +173,7 @@ optional
         n_records: int | None = None,
         *,
         n_clients: PositiveCount = None,
-        n_persons: PersonCount = None,
+        n_persons: PositiveCount = None,
         max_clients_per_person: int = 1,
         weighted: bool = False,
         trust: str | None = None,
@@ -347,6 +346,13 @@ optional
     # ------------------------------------------------------------------ results
 
     @property
+    def _clients_of_a_person(self) -> int | None:
+        """The most clients with records of one person; ``None`` unless each counts as one."""
+        if self.privacy.counts_persons:
+            return self.max_clients_per_person
+        return None
+
+    @property
     def clip(self) -> float | None:
         """How many records' worth of one client count in a release; ``None`` without clipping."""
         return self.algorithm.clip if self.privacy.protects_clients else None
@@ -485,6 +491,7 @@ optional
         return server, {
             "clip": self.clip,
             "clips": self.clips,
+            "max_clients_per_person": self._clients_of_a_person,
             "levels": self._levels,
             "earlier": self._earlier,
         }

@@ -19,7 +19,6 @@ from flower_kmeans.parameters import (
     declared,
     instance,
     whole,
-    without_option,
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS
@@ -35,7 +34,6 @@ OnRound = Annotated[
     Callable[[RoundInfo], None] | None, instance(Callable, "a callable")
 ]
 PositiveCount = Annotated[int | None, whole(1)]
-PersonCount = Annotated[int | None, without_option(whole(1))]
 Attempts = Annotated[int, whole(1, MAX_ATTEMPTS)]
 Initial = ArrayLike | FinishedRun | None
 
@@ -48,7 +46,7 @@ class CommonOptions(TypedDict, total=False):
     """Options of all strategies; `KMeansStrategy` has their defaults and documentation."""
 
     n_clients: PositiveCount
-    n_persons: PersonCount
+    n_persons: PositiveCount
     max_clients_per_person: int
     weighted: bool
     trust: str | None

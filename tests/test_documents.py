@@ -225,7 +225,8 @@ def test_policies_have_the_documented_defaults():
             f"`{value}`" for value in getattr(policy, name)
         )
     numbers = ("min_clients", "max_rounds", "max_attempts", "max_colluders")
-    for name in (*numbers, "copy_records", "must_hold_key", "in_memory"):
+    of_persons = "max_clients_per_person"
+    for name in (*numbers, of_persons, "copy_records", "must_hold_key", "in_memory"):
         assert rows[(name,)] == str(getattr(policy, name))
     assert rows[("max_opened",)] == f"{policy.max_opened:,}"
     assert (policy.party, policy.workers, policy.work_dir) == (None, None, None)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,18 @@ from flower_kmeans.sklearn import PrivateKMeans
 from flower_kmeans.strategies import SynopsisKMeans
 
 NEW_NOISE = "The check fits twice and compares: every fit draws new noise, whatever random_state."
+ABOVE_ONE = "Weights are in [0, 1]: a record of a larger one would count as several."
 EXPECTED_FAILURES = {
+    **dict.fromkeys(
+        (
+            "check_sample_weights_list",
+            "check_sample_weights_not_overwritten",
+            "check_sample_weight_equivalence_on_dense_data",
+        ),
+        ABOVE_ONE,
+    ),
+    "check_all_zero_sample_weights_error": "Weights are as private as records: a fit of weights "
+    "that are all 0 releases noise, as one of far too few records does.",
     "check_clustering": "It reads labels_, which would carry records' clusters into a pickle.",
     **dict.fromkeys(
         (
@@ -409,12 +421,126 @@ def test_the_score_is_minus_the_cost_of_these_records():
     assert "not private" in PrivateKMeans.score.__doc__
 
 
-def test_known_classes_change_nothing_and_weights_are_not_taken():
+def test_known_classes_change_nothing():
     fitted = estimator(epsilon=None).fit(RECORDS, LABELS)
     again = estimator(epsilon=None).fit(RECORDS, LABELS[::-1])
     np.testing.assert_array_equal(fitted.cluster_centers_, again.cluster_centers_)
-    with pytest.raises(TypeError, match="sample_weight"):
-        estimator().fit(RECORDS, sample_weight=np.ones(len(RECORDS)))
+
+
+# -------------------------------------------------------------------- persons, weights
+
+
+def of_persons(**changes):
+    """Return an estimator that protects persons, of whom a third has each cluster."""
+    return estimator(n_records=None, **{"n_persons": 300, "unit": "person"} | changes)
+
+
+PERSONS = np.array([f"P{i // 4}" for i in range(1200)])  # four records each
+
+
+@pytest.mark.claim("reference/sklearn", "groups-persons")
+def test_a_person_counts_as_one_with_all_records():
+    fitted = of_persons(epsilon=20.0).fit(RECORDS, groups=PERSONS)
+    assert fitted.clustering_.report.unit == "person"
+    assert fitted.clustering_.report.plan.n_persons == 300
+    np.testing.assert_allclose(fitted.cluster_counts_, 100, atol=20)
+    nearest = fitted.predict(CENTERS)
+    np.testing.assert_allclose(fitted.cluster_centers_[nearest], CENTERS, atol=1.0)
+    assert fitted.privacy_spent_ == (pytest.approx(20.0), 1e-6)
+
+
+def test_with_one_record_each_and_no_noise_persons_are_records():
+    options = {"epsilon": None, "strategy": "lloyd"}
+    records = estimator(**options).fit(RECORDS)
+    persons = of_persons(n_persons=1200, **options).fit(RECORDS, groups=range(1200))
+    np.testing.assert_array_equal(persons.cluster_centers_, records.cluster_centers_)
+    np.testing.assert_array_equal(persons.cluster_counts_, records.cluster_counts_)
+    counted = of_persons(n_persons=None, **options).fit(RECORDS, groups=range(1200))
+    np.testing.assert_array_equal(counted.cluster_counts_, records.cluster_counts_)
+
+
+def test_the_number_of_persons_is_public_and_may_be_given_as_records():
+    with pytest.raises(ConfigurationError, match="n_persons, the approximate public"):
+        of_persons(n_persons=None).fit(RECORDS, groups=PERSONS)
+    as_records = estimator(n_records=300, unit="person").fit(RECORDS, groups=PERSONS)
+    both = estimator(n_records=9, n_persons=300, unit="person")
+    both.fit(RECORDS, groups=PERSONS)
+    plan = of_persons().fit(RECORDS, groups=PERSONS).clustering_.report.plan
+    assert as_records.clustering_.report.plan == plan
+    assert both.clustering_.report.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("given", "groups", "words"),
+    [
+        ({}, PERSONS, "exactly with unit='person'"),
+        ({"unit": "person"}, None, "exactly with unit='person'"),
+        ({"unit": "client"}, PERSONS, "unit as 'record' or 'person'"),
+        ({"n_persons": 300}, None, "n_persons with unit='person' only"),
+        ({"unit": "person"}, PERSONS[1:], "Expected groups for each record"),
+        ({"unit": "person"}, 7, "Expected groups as a list"),
+    ],
+)
+def test_ids_are_given_exactly_for_persons(given, groups, words):
+    model = estimator(**given)
+    with pytest.raises(
+        (ConfigurationError, ConfigurationTypeError, DataError), match=words
+    ) as caught:
+        model.fit(RECORDS, groups=groups)
+    assert "\n" not in str(caught.value)
+    assert not hasattr(model, "cluster_centers_")
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_fits_for_records_bound_nothing_for_a_person(has_ledger, tmp_path):
+    place = {"state_dir": tmp_path / "state"} if has_ledger else {}
+    base = of_persons(**place)
+    base.fit(RECORDS, groups=PERSONS)
+    assert base.total_privacy_spent_[0] == pytest.approx(1.0)
+    told = pytest.warns(UserWarning, match="This is fit 2")
+    with nullcontext() if has_ledger else told:
+        clone(base).fit(RECORDS, groups=PERSONS)
+    assert base.total_privacy_spent_[0] == pytest.approx(composed(2))
+    other = clone(base).set_params(unit="record", n_records=1200, n_persons=None)
+    other.fit(RECORDS)
+    assert base.total_privacy_spent_ == (np.inf, 1.0)
+    assert other.total_privacy_spent_[0] == pytest.approx(composed(3))
+
+
+def test_weights_are_sums_of_counts():
+    weights = np.where(LABELS == 0, 0.5, np.where(LABELS == 1, 1.0, 0.0))
+    options = {"epsilon": None, "strategy": "lloyd", "n_clusters": 2}
+    fitted = estimator(**options).fit(RECORDS, sample_weight=weights)
+    assert sorted(fitted.cluster_counts_) == pytest.approx([200, 400])
+    kept = estimator(**options).fit(RECORDS[LABELS < 2])
+    order, other = (np.argsort(each.cluster_centers_[:, 0]) for each in (fitted, kept))
+    np.testing.assert_allclose(
+        fitted.cluster_centers_[order], kept.cluster_centers_[other], atol=1e-3
+    )
+    # A pandas column, a list, and weights that are all 1.
+    ones = estimator(epsilon=None).fit(RECORDS, sample_weight=[1] * len(RECORDS))
+    plain = estimator(epsilon=None).fit(RECORDS)
+    np.testing.assert_array_equal(ones.cluster_counts_, plain.cluster_counts_)
+
+
+def test_private_weights_have_the_noise_of_a_record_of_weight_one():
+    weights = np.full(len(RECORDS), 0.5)
+    fitted = estimator(epsilon=20.0, n_records=600).fit(RECORDS, sample_weight=weights)
+    np.testing.assert_allclose(fitted.cluster_counts_, 200, atol=20)
+    assert fitted.privacy_spent_[0] == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    "weights", [[2.0] * 1200, [-0.5] * 1200, [np.nan] * 1200, [1.0] * 7, [[1.0]] * 1200]
+)
+def test_other_weights_are_refused(weights):
+    with pytest.raises(DataError, match="sample_weight"):
+        estimator().fit(RECORDS, sample_weight=weights)
+
+
+def test_groups_and_weights_are_named():
+    with pytest.raises(TypeError):
+        of_persons().fit(RECORDS, None, PERSONS)
 
 
 def composed(n_fits, delta=1e-6):

@@ -32,7 +32,6 @@ def parts_of(number):
 
 
 # Numbers that theorems on ranges of columns will have.
-RESERVED = set(range(45, 51))
 
 
 def test_theorems_are_numbered_without_a_gap():

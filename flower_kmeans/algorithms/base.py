@@ -114,7 +114,7 @@ class Algorithm(ABC):
     n_records: Annotated[int | None, whole(1, LARGEST)] = None
     n_clients: Annotated[int | None, whole(1, LARGEST)] = None
     clip: Annotated[float | None, POSITIVE] = None
-    n_persons: Annotated[int | None, without_option(whole(1, LARGEST))] = None
+    n_persons: Annotated[int | None, whole(1, LARGEST)] = None
     max_clients_per_person: Annotated[int, weights.MOST_CLIENTS] = 1
     weighted: Annotated[bool, left_out(without_option(FLAG))] = False
     full_weight: Annotated[int | None, weights.FULL_WEIGHT] = None

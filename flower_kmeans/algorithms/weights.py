@@ -19,7 +19,6 @@ from flower_kmeans.parameters import (
     integer,
     left_out,
     whole,
-    without_option,
 )
 from flower_kmeans.privacy.calibration import mu_of_budget
 
@@ -40,7 +39,7 @@ def _check_full_weight(name: str, value: Any) -> int:
 
 FULL_WEIGHT = ParameterKind(_check_full_weight)
 """W: a power of two from 2^6 to 2^12."""
-MOST_CLIENTS = left_out(without_option(whole(1, LEAST_WEIGHT)))
+MOST_CLIENTS = left_out(whole(1, LEAST_WEIGHT))
 """g: with more, the records of a person at one client could weigh nothing."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flower_kmeans.cli.commands.new import new
-from flower_kmeans.cli.commands.nodes import check, forget, keygen
+from flower_kmeans.cli.commands.nodes import check, forget, keygen, ledger
 from flower_kmeans.cli.commands.plan import plan
 from flower_kmeans.cli.commands.records import domain_init, inspect
 from flower_kmeans.cli.commands.results import assign, plot, report
@@ -81,7 +81,7 @@ def _declare() -> None:
 
 app.command(cls=StrategyCommand)(simulate)
 app.command(cls=PlanCommand)(plan)
-for _command in (assign, report, plot, new, keygen, inspect, check, forget):
+for _command in (assign, report, plot, new, keygen, inspect, check, ledger, forget):
     app.command(cls=Command)(_command)
 _domain.command("init", cls=Command)(domain_init)
 app.add_typer(_domain, name="domain")

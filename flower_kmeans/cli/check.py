@@ -1,7 +1,8 @@
 """Checks whether a node could take part in private runs. They change nothing.
 
 Each finding is one row of ``flower-kmeans check``, for the node's operator. It contains
-names and limits, but no record's value and no number of records.
+names and limits, but no record's value. Only the row on persons has numbers of records,
+for the holder of the table alone.
 """
 
 import os
@@ -32,15 +33,17 @@ from flower_kmeans.data.declared import (
     domain_from_file,
 )
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere, difference
+from flower_kmeans.data.person_findings import PersonFindings
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import USUAL_READING, Reading, resolved
 from flower_kmeans.data.records import check_columns
 from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
 from flower_kmeans.data.tables import Table as Records
-from flower_kmeans.data.tables import open_table, read_table
+from flower_kmeans.data.tables import load_persons, open_table, read_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.files import access_complaint
 from flower_kmeans.imports import imported
-from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.privacy.ledger import spent_by_unit, spent_epsilon
 from flower_kmeans.privacy.ledger_file import FULL
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.kinds import run_kind
@@ -65,6 +68,8 @@ _HINTS = {
     "domain": f"flower-kmeans domain init makes one, which all parties share. {DOMAIN_EXAMPLES}",
     "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
     "declares. flower-kmeans inspect shows their holder more.",
+    "persons": "Runs for persons need an id for each record: see docs/own-data.md, 'My table has "
+    "several lines per patient'.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 
@@ -139,9 +144,21 @@ def check_node(
         if data is not None:
             read = str(data), policy, reading, declared, known, policy_file
             findings.append(_find("data", _data, *read))
+            findings += _of_persons(str(data), policy, reading)
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
+
+
+def _of_persons(data: str, policy: ClientPolicy, reading: Reading) -> list[CheckedItem]:
+    """Return a finding on the persons of the records, if runs need them or ids are named."""
+    try:
+        _, own = resolved(data, reading)
+    except KMeansError:
+        return []  # a finding on the data
+    if own.person is None and policy.units != ("person",):
+        return []
+    return [_find("persons", _persons, data, reading)]
 
 
 def _of_kinds(policy: ClientPolicy) -> list[CheckedItem]:
@@ -267,6 +284,7 @@ def _accepted(policy: ClientPolicy) -> str:
             f"per {' or '.join(policy.units)}",
             f"at least {policy.min_clients} clients",
             f"max_colluders of at least {policy.max_colluders}",
+            f"max_clients_per_person of at least {policy.max_clients_per_person}",
             f"at most {policy.max_rounds} rounds, with {policy.max_attempts} attempts each",
             f"keys {' or '.join(policy.accepted_keys)}",
             *_pinned(policy),
@@ -367,6 +385,34 @@ def _ledger(policy: ClientPolicy) -> str:
     return (
         f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent or "
         f"reserved, {total - spent:.4g} is left (runs cost less than the sum of their epsilons)."
+    )
+
+
+def print_ledger(console: Console, policy: ClientPolicy) -> None:
+    """Print the joint cost of all runs of a policy's ledger, a row for each unit.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If there is no ledger, or it cannot be read.
+    """
+    directory = str(policy.state_dir)
+    delta = policy.max_total_delta
+    spent = spent_by_unit(directory, delta)
+    if spent is None:
+        raise ConfigurationError(f"There is no ledger in {directory}.")
+    table = Table("unit of privacy", f"epsilon of all runs at delta {delta:g}")
+    for unit, epsilon in spent.items():
+        shown = "not covered" if epsilon is None else f"{epsilon:.4g}"
+        table.add_row(f"one {unit}", shown)
+    console.print(table)
+    covered = [unit for unit, epsilon in spent.items() if epsilon is not None]
+    console.print(
+        Text(
+            f"The total of epsilon {policy.max_total_epsilon:g} holds for one {covered[0]}. A "
+            "round counts once it is answered, and is reserved from the run's first answer on."
+        ),
+        soft_wrap=True,
     )
 
 
@@ -599,6 +645,16 @@ def _count_outside(table: Records, domain: Domain) -> float:
         table.findings.n_void += outside[0]
         return 0.0
     return outside[0] / max(1, len(table.records))
+
+
+def _persons(data: str, reading: Reading) -> str:
+    ids = load_persons(data, reading=reading)
+    _, own = resolved(data, reading)
+    found = PersonFindings(own.person or "")
+    found.add(map(text_of, ids.tolist()))
+    lines = [f"For the holder of the table alone: {found.summary()}"]
+    lines += [f"LOOK: {doubt}" for doubt in found.doubts()]
+    return _LINE.join(lines)
 
 
 def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:

@@ -49,12 +49,14 @@ _WORDS = {
     "fraction_bits": "Records are rounded to 2**-N.",
     "keys": "Origin of the clients' keys.",
     "max_attempts": "Most attempts at a round.",
+    "max_clients_per_person": "Most clients of one person.",
     "max_colluders": "Most clients that may work together.",
     "max_size": "Most records of a cluster.",
     "min_clients": "Fewest clients behind a sum.",
     "min_size": "Fewest records of a cluster.",
     "n_clients": "Public number of clients. Default: 20.",
     "n_clusters": "Number of clusters. Default: 16.",
+    "n_persons": "Planned number of persons (--unit person).",
     "n_records": "Public, planned number of records.",
     "n_rounds": "Number of rounds. Default: from public numbers.",
     "relocation": "Move useless centroids.",
@@ -224,7 +226,7 @@ def _choice_rows(chosen: Settings) -> list[HelpRow]:
          "--rounds."),
         ("--epsilon NUMBER", "Privacy budget. Default: 1.0."),
         ("--delta NUMBER", "Default: min(1e-6, 1/(100 n)), with n protected units."),
-        ("--unit record|client", "Unit of privacy. Default: record."),
+        ("--unit UNIT", "Unit of privacy: record (default), person or client."),
     ]  # fmt: skip
     if not chosen.splits_columns:
         default = chosen.strategy.TRUST

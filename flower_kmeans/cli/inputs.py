@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.cli.options import even_widths, listed, takers
 from flower_kmeans.data import datasets
 from flower_kmeans.data.declared import DeclaredDomain
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere, checked_by_name
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -75,6 +78,33 @@ class InputRecords:
                 f"Got weights of {_some(list(weights))} instead."
             )
         return self.whole, False
+
+    @cached_property
+    def persons(self) -> IntArray | None:
+        """Number of each record's person, (n,), if their column is read.
+
+        A record without an id is a person by itself.
+        """
+        if self.table is None or self.table.persons is None:
+            return None
+        return _numbered(self.table.persons.tolist())
+
+    @property
+    def n_persons(self) -> int:
+        """Number of persons, if their column is read. It is private."""
+        return 0 if self.persons is None else int(self.persons.max()) + 1
+
+    def most_clients(self, parts: Sequence[IntArray]) -> tuple[int, int]:
+        """Return how many persons are at several clients, and the most clients of one.
+
+        ``parts`` has the rows of each client.
+        """
+        if self.persons is None:
+            return 0, 1
+        n_clients = np.zeros(self.n_persons, dtype=np.int64)
+        for rows in parts:
+            n_clients[np.unique(self.persons[rows])] += 1
+        return int(np.count_nonzero(n_clients > 1)), int(n_clients.max())
 
     def box(
         self,
@@ -163,19 +193,22 @@ class InputRecords:
 
     def split(
         self, split: str | None, clients: int | None, seed: int
-    ) -> list[NDArray[np.float64]]:
-        """Return the records of each client.
+    ) -> list[IntArray]:
+        """Return the rows of each client.
 
         ``split`` is ``iid``, ``tiles``, ``column:NAME``, ``dirichlet:ALPHA`` or a
         partitioner of flwr-datasets. By default a photograph is split into tiles, and
-        other records are split iid.
+        other records are split iid. If persons are known, iid splits persons, so that
+        each has one client.
         """
         if split is None:
             split = "iid" if self.image is None else "tiles"
         kind, _, detail = split.partition(":")
         n_clients = DEFAULT_CLIENTS if clients is None else clients
         rng = np.random.default_rng(seed)
-        if kind == "iid" and not detail:
+        if kind == "iid" and not detail and self.persons is not None:
+            parts = datasets.split_groups(self.persons, n_clients, rng)
+        elif kind == "iid" and not detail:
             parts = datasets.split_iid(len(self.records), n_clients, rng)
         elif kind == "tiles" and not detail:
             parts = self._tiles(n_clients)
@@ -190,7 +223,7 @@ class InputRecords:
                 "Expected --split as iid, tiles, column:NAME, dirichlet:ALPHA or a partitioner "
                 f"such as 'ShardPartitioner(...)'. Got {split!r} instead."
             )
-        return [self.records[part] for part in parts]
+        return parts
 
     def parties(self, split: str | None) -> list[tuple[str, ...]]:
         """Return the columns of each party that holds columns.
@@ -456,6 +489,19 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
 def _is_partitioner(split: str) -> bool:
     """Return whether a split is a partitioner of flwr-datasets, with its parameters."""
     return split.split("(")[0].strip().endswith("Partitioner")
+
+
+def _numbered(ids: Sequence[Any]) -> IntArray:
+    """Return a number for each id, from 0; a new one for each missing id."""
+    numbers: dict[str, int] = {}
+    found = []
+    n_persons = 0
+    for cell in ids:
+        text = text_of(cell)
+        number = n_persons if text is None else numbers.setdefault(text, n_persons)
+        n_persons = max(n_persons, number + 1)
+        found.append(number)
+    return np.array(found, dtype=np.int64)
 
 
 def _number(option: str, text: str) -> float:

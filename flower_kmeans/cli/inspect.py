@@ -24,14 +24,18 @@ from flower_kmeans.data.declared import DeclaredDomain, columns_read, described
 from flower_kmeans.data.domain import Ball, Sphere
 from flower_kmeans.data.findings import ColumnFindings, ColumnKind, Findings
 from flower_kmeans.data.guesses import MOST_CATEGORIES, Guess, guess, read_dates
+from flower_kmeans.data.person_findings import PersonFindings
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import Reading, resolved
 from flower_kmeans.data.spelling import Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain, category_of
 from flower_kmeans.data.tables import (
     OpenTable,
+    TableBlock,
     is_nameless,
     open_table,
     records_of,
+    require_apart,
 )
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import printable, reason_and_cure
@@ -92,17 +96,22 @@ class Inspected:
         """Columns that a run would cluster by if the user names none."""
         if self.domain is not None:
             return columns_read(self.domain)
-        return [name for name, found in self.guesses.items() if found.kind == "number"]
+        return [
+            name
+            for name, found in self.guesses.items()
+            if found.kind == "number" and name != self.opened.person
+        ]
 
     def left_out(self) -> list[tuple[str, str]]:
         """Return the columns that no run would cluster by, each with the reason."""
+        person = self.opened.person
+        left_out = [] if person is None else [(person, "its persons")]
         if self.domain is not None:
-            return [(name, "not declared") for name in self.undeclared]
-        return [
-            (name, _without_numbers(found))
-            for name, found in self.guesses.items()
-            if found.kind != "number"
-        ]
+            return left_out + [(name, "not declared") for name in self.undeclared]
+        for name, found in self.guesses.items():
+            if found.kind != "number" and name != person:
+                left_out.append((name, _without_numbers(found)))
+        return left_out
 
 
 def inspect(
@@ -114,13 +123,18 @@ def inspect(
     if domain is None:
         return _undeclared(opened, reading.spelling)
     names = columns_read(domain)
+    read = names
+    if opened.person is not None:
+        require_apart(opened.person, features=names)
+        read = [*names, opened.person]
     table = domain if isinstance(domain, TableDomain) else None
     findings = Findings(tuple(map(ColumnFindings, names)))
     if table is not None:
         findings = table.findings()
     n_outside = 0
-    for block in opened.blocks(names):
+    for block in opened.blocks(read):
         records = records_of(block, names, table, findings, reading.spelling)
+        _add_persons(findings, block, opened.person)
         if table is None:
             orderly = records[~block.malformed]
             finite = orderly[np.isfinite(orderly).all(axis=1)]
@@ -128,10 +142,19 @@ def inspect(
             findings.n_void += len(orderly) - len(counted)
             if isinstance(domain, Ball):
                 n_outside += int(domain.outside(counted)[0])
-    others = tuple(name for name in opened.names if name not in names)
+    others = tuple(name for name in opened.names if name not in read)
     return Inspected(
         opened, findings, domain=domain, undeclared=others, n_outside=n_outside
     )
+
+
+def _add_persons(findings: Findings, block: TableBlock, person: str | None) -> None:
+    """Count the persons of a block, if their column is named."""
+    if person is None:
+        return
+    if findings.persons is None:
+        findings.persons = PersonFindings(person)
+    findings.persons.add(map(text_of, block.columns[person].tolist()))
 
 
 def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
@@ -142,6 +165,8 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
         raise DataError(
             f"Expected a name of one column at least in {opened.path}. Got none."
         )
+    if opened.person is not None:
+        opened.require([opened.person])
     findings = Findings(tuple(map(ColumnFindings, once)))
     found = Inspected(opened, findings)
     for place, name in enumerate(opened.names, 1):
@@ -161,6 +186,7 @@ def _undeclared(opened: OpenTable, spelling: Spelling) -> Inspected:
                 column.kind = _READ_AS[found.guesses[column.name].kind]
         _add(found, cells, spelling)
         findings.add_malformed(block.n_malformed, block.first_malformed)
+        _add_persons(findings, block, opened.person)
     if not found.guesses:
         found.guesses = dict.fromkeys(once, Guess("empty"))
     _correct(found)
@@ -179,7 +205,7 @@ def _add(
         guessed = found.guesses[column.name]
         values = _values(own, guessed, spelling)
         column.add(own, values, are_missing(own))
-        if guessed.kind == "number":
+        if guessed.kind == "number" and column.name != found.opened.person:
             is_void |= np.isnan(values)
         if guessed.kind == "category":
             known = found.categories.setdefault(column.name, set())
@@ -272,6 +298,8 @@ def _kind(found: Inspected, column: ColumnFindings) -> str:
 def _look(found: Inspected, column: ColumnFindings) -> str:
     """Return doubts on one column, for its holder to look at."""
     parts = []
+    if column.name == found.opened.person:
+        return "its persons"
     if column.suspicion and _kind(found, column) not in ("empty", "id"):
         parts.append(column.suspicion)
     if column.doubt:
@@ -304,6 +332,7 @@ def _conclusions(found: Inspected) -> list[str]:
         lines.append(
             f"Malformed lines: {findings.n_malformed:,}; the first is line {first:,}."
         )
+    lines += _of_persons(found)
     if used:
         why = "a cell that is used is missing without a rule, or unreadable"
         if isinstance(found.domain, Sphere):
@@ -328,6 +357,21 @@ def _conclusions(found: Inspected) -> list[str]:
         lines.append("At a node, flower-kmeans check would refuse this:")
         lines += [f"  {each}" for each in refused]
     return lines
+
+
+def _of_persons(found: Inspected) -> list[str]:
+    """Return sentences on persons, or on columns that may name them."""
+    persons = found.findings.persons
+    if persons is not None:
+        return [persons.summary(), *persons.doubts()]
+    named = [each.name for each in found.findings.columns if each.may_name_persons]
+    if not named:
+        return []
+    names = " or ".join(named)
+    return [
+        f"Values of {names} repeat. If they name persons, a run that protects one record protects "
+        f'no person: take unit="person" (--person {shlex.quote(named[0])}).'
+    ]
 
 
 def _clustered(found: Inspected) -> list[str]:
@@ -369,6 +413,8 @@ def draft(found: Inspected) -> str:
         why = column.suspicion or (
             "holds free text" if guessed.kind == "free text" else None
         )
+        if column.name == found.opened.person:
+            why = "names its persons"
         if guessed.kind in ("id", "empty", "free text") or why is not None:
             left_out.append(
                 f"# Left out: {column.name}, which {why or 'looks like an id'}."

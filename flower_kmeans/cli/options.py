@@ -11,7 +11,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
@@ -109,9 +109,10 @@ def listed(text: str) -> list[str]:
 
 def spelled(parameter: str) -> str:
     """Return the option for a strategy's parameter."""
-    # The number of records keeps its "n-", because --records would look like the
-    # records themselves.
-    name = parameter if parameter == "n_records" else parameter.removeprefix("n_")
+    # Two numbers keep their "n-": --records would look like the records themselves, and
+    # --persons like --person, their column.
+    is_kept = parameter in ("n_records", "n_persons")
+    name = parameter if is_kept else parameter.removeprefix("n_")
     return f"--{name.replace('_', '-')}"
 
 
@@ -134,6 +135,7 @@ class Settings:
     unit: str
     trust: str | None
     given: dict[str, Any]
+    is_unit_given: bool = False
 
     @classmethod
     def read(
@@ -159,7 +161,16 @@ class Settings:
             raise ConfigurationError(
                 f"Expected --strategy in {list(BY_NAME)}. Got {strategy!r} instead."
             )
-        settings = cls(name, BY_NAME[name], epsilon, delta, unit or "record", trust, {})
+        settings = cls(
+            name,
+            BY_NAME[name],
+            epsilon,
+            delta,
+            unit or "record",
+            trust,
+            {},
+            is_unit_given=unit is not None,
+        )
         settings._take(written)
         if not settings.is_private and (
             settings.unit == "client" or "clip" in settings.given
@@ -203,6 +214,17 @@ class Settings:
     def is_private(self) -> bool:
         """Whether noise is added."""
         return "plain" not in (self.strategy.TRUST, self.trust)
+
+    @property
+    def counts_persons(self) -> bool:
+        """Whether each person counts as one, with all their records."""
+        return self.unit == "person"
+
+    def with_default_unit(self, unit: str) -> "Settings":
+        """Return the settings with a unit of privacy, unless an option gives another."""
+        if self.is_unit_given:
+            return self
+        return replace(self, unit=unit)
 
     @property
     def splits_columns(self) -> bool:
@@ -307,6 +329,8 @@ def reading_options() -> list[Parameter]:
         ("encoding", None, "Encoding of a csv file, such as cp1252. Default: UTF-8."),
         ("sheet", None, "Sheet of an Excel file with several sheets."),
         ("query", "SQL", "SELECT whose rows are the records of a database."),
+        ("person", "NAME",
+         "Column with the id of each record's person, who is protected. Never a feature."),
     ]  # fmt: skip
     return [
         _option(name, spelled(name), str | None, values, text)
@@ -324,6 +348,7 @@ def _reading_of(
     encoding: str | None,
     sheet: str | None,
     query: str | None,
+    person: str | None,
 ) -> "Reading":
     """Return the reading with the given options."""
     from flower_kmeans.data.reading import Reading
@@ -340,6 +365,7 @@ def _reading_of(
         encoding=encoding,
         sheet=sheet,
         query=query,
+        person=person,
     )
 
 
@@ -368,8 +394,9 @@ def strategy_options() -> list[Any]:
                 "Privacy budget. Default: 1.0, unless strategy or trust is not private."),
         _option("delta", "--delta", float | None, None,
                 "Privacy budget. Default: min(1e-6, 1/(100 n)), with n protected units."),
-        _option("unit", "--unit", str | None, "record|client",
-                "Unit of privacy: one record (default), or a client with all its records."),
+        _option("unit", "--unit", str | None, "record|person|client",
+                "Unit of privacy: one record (default), a person with all their records (default "
+                "with --person), or a client with all its records."),
         _option("trust", "--trust", str | None, "|".join(TRUST_MODELS),
                 "Who learns which values. The strategy has the default.\n\n" + models),
     ]  # fmt: skip

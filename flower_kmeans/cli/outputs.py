@@ -142,7 +142,7 @@ def print_plan(
     """Print the cost of a plan, the size of its noise, and then its releases.
 
     ``size_noise`` is the standard deviation of the noise of the last cluster sizes, in
-    records, if it is known. ``facts`` are the public numbers that determine the noise,
+    records or persons, if it is known. ``facts`` are the public numbers that determine the noise,
     in words by name.
     """
     lines = [f"Trust model {trust}."]
@@ -153,8 +153,9 @@ def print_plan(
             f"Epsilon {plan.epsilon():.6g}, delta {delta:.4g} per {unit}, {lines[0].lower()}"
         ]
         if size_noise is not None:
+            counted = "persons" if plan.budget.unit == "person" else "records"
             lines += [
-                f"A cluster's size is known up to noise of about {size_noise:.3g} records."
+                f"A cluster's size is known up to noise of about {size_noise:.3g} {counted}."
             ]
     lines += [
         plan.describe(),

@@ -136,6 +136,13 @@ def _require_fitting(
         raise ConfigurationError(
             f"Expected --parties with --strategy {takers('parties')} only. Got it with {name}."
         )
+    if settings.counts_persons:
+        if "n_persons" not in given and settings.is_private:
+            raise ConfigurationError(
+                "Expected --n-persons, the public planning figure for the number of persons, with "
+                "--unit person. Got none."
+            )
+        return
     if "n_records" not in given and features is not None and settings.is_private:
         raise ConfigurationError(
             "Expected --n-records, the public planning figure for the number of records, with "
@@ -147,8 +154,9 @@ def _make(settings: Settings, request: PlanRequest, domain: Domain) -> _Plan:
     """Return the strategy for records of a domain."""
     given = settings.given
     features = domain.n_features
-    n_records = given.get("n_records", datasets.PHOTO_RECORDS)
-    parameters: dict[str, Any] = {"n_records": n_records}
+    parameters: dict[str, Any] = {}
+    if not settings.counts_persons:
+        parameters["n_records"] = given.get("n_records", datasets.PHOTO_RECORDS)
     if request.server_points is not None:
         parameters["server_data"] = placeholders(request.server_points, features)
     if settings.splits_columns:
@@ -177,7 +185,7 @@ def _facts(made: _Plan) -> dict[str, str]:
     """Return the public numbers that determine the noise, in words by name."""
     strategy = made.strategy
     facts = {
-        "n_records": str(made.parameters["n_records"]),
+        **_planned_numbers(made),
         "n_clients": str(strategy.n_clients),
         "min_clients": str(strategy.min_clients),
     }
@@ -192,8 +200,19 @@ def _facts(made: _Plan) -> dict[str, str]:
     return facts
 
 
+def _planned_numbers(made: _Plan) -> dict[str, str]:
+    """Return the planned number of records, or of persons and of their clients."""
+    algorithm = made.strategy.algorithm
+    if algorithm.budget.counts_persons:
+        return {
+            "n_persons": str(algorithm.n_persons),
+            "max_clients_per_person": str(algorithm.max_clients_per_person),
+        }
+    return {"n_records": str(made.parameters["n_records"])}
+
+
 def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
-    """Return the standard deviation of the last cluster sizes' noise, in records.
+    """Return the standard deviation of the last cluster sizes' noise, in records or persons.
 
     Return ``None`` if it is not known before the run.
     """
@@ -211,20 +230,40 @@ def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     return noise * 2.0**-block.exponent * strategy.noise_factor
 
 
+def _with_one_record_each(
+    settings: Settings, made: _Plan
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings and parameters of a preview, in which a person has one record.
+
+    Such a run is that of as many records, with the same noise.
+    """
+    if not settings.counts_persons:
+        return settings, made.parameters
+    of_persons = ("n_persons", "max_clients_per_person")
+    given = {
+        name: value for name, value in settings.given.items() if name not in of_persons
+    }
+    n_persons = made.strategy.algorithm.n_persons
+    parameters = made.parameters | {"n_records": n_persons}
+    return replace(settings, unit="record", given=given), parameters
+
+
 def _show_losses(
     console: Console, settings: Settings, request: PlanRequest, made: _Plan
 ) -> None:
     """Run the plan on generated records, and print its losses."""
     n_points = request.server_points
 
+    previewed, shared = _with_one_record_each(settings, made)
+
     def make(epsilon: float, points: NDArray[np.float64]) -> Any:
-        parameters = dict(made.parameters)
+        parameters = dict(shared)
         if n_points is not None:
             parameters["server_data"] = points
-        return replace(settings, epsilon=epsilon).make(made.domain, **parameters)
+        return replace(previewed, epsilon=epsilon).make(made.domain, **parameters)
 
     sizes = PreviewSizes(
-        n_records=made.parameters["n_records"],
+        n_records=shared["n_records"],
         n_features=made.domain.n_features,
         n_clusters=made.strategy.n_clusters,
         n_points=n_points or 0,

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from flower_kmeans.arrays import FloatArray
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.cli import inputs, outputs
 from flower_kmeans.cli.inputs import InputRecords, parse_weights
 from flower_kmeans.cli.options import EngineOption, Settings
@@ -72,6 +73,9 @@ class RunInputs:
     partitions: list[FloatArray]
     strategy: ClusteringStrategy[Any]
     seed: int
+    # with unit="person": ids of the persons of each client's records
+    persons: list[NDArray[Any]] | None = None
+    caution: str | None = None  # about persons at several clients
 
     @property
     def holder(self) -> str:
@@ -134,6 +138,12 @@ def run_simulation(settings: Settings, request: SimulationRequest) -> None:
 def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
     """Return the records, their public bounds, their split, and the strategy."""
     source = _source_of(request)
+    if source.persons is not None:
+        settings = settings.with_default_unit("person")
+    elif settings.counts_persons:
+        raise ConfigurationError(
+            "Expected --person, the column with the ids of persons, with --unit person. Got none."
+        )
     settings.check_server(
         "--server-data", "a file with points of the server's own", request.server_data
     )
@@ -157,6 +167,8 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
         warn_of_bounds()
 
     seed = settings.given.get("seed", 0)
+    persons = None
+    caution = None
     if parties:
         widths = [source.width(party) for party in parties]
         if source.domain is None:
@@ -165,12 +177,55 @@ def read_inputs(settings: Settings, request: SimulationRequest) -> RunInputs:
         parameters["parties"] = widths
     else:
         n_clients = settings.given.get("n_clients")
-        partitions = source.split(request.split, n_clients, seed)
-        parameters["n_clients"] = len(partitions)
-    if "n_records" not in settings.given:
+        parts = source.split(request.split, n_clients, seed)
+        partitions = [source.records[rows] for rows in parts]
+        parameters["n_clients"] = len(parts)
+        if settings.counts_persons:
+            persons = _ids_of(source, parts)
+            caution = _caution_of_persons(settings, source, parts)
+    if settings.counts_persons:
+        if "n_persons" not in settings.given:
+            parameters["n_persons"] = _planned_persons(settings, source)
+    elif "n_records" not in settings.given:
         parameters["n_records"] = _planned_records(settings, source)
     strategy = settings.make(domain, **parameters)
-    return RunInputs(source, domain, is_read_off, partitions, strategy, seed)
+    return RunInputs(
+        source, domain, is_read_off, partitions, strategy, seed, persons, caution
+    )
+
+
+def _ids_of(source: InputRecords, parts: Sequence[IntArray]) -> list[NDArray[Any]]:
+    """Return the ids of the persons of each client's records."""
+    ids = None if source.table is None else source.table.persons
+    if ids is None:
+        return []
+    return [ids[rows] for rows in parts]
+
+
+def _caution_of_persons(
+    settings: Settings, source: InputRecords, parts: Sequence[IntArray]
+) -> str | None:
+    """Return a warning if persons are at more clients than the run assumes."""
+    assumed = settings.given.get("max_clients_per_person", 1)
+    n_persons, most = source.most_clients(parts)
+    if most <= assumed:
+        return None
+    size = -(-most // assumed)
+    return (
+        f"WARNING: {counted(n_persons, 'person')} with records at several clients, at most "
+        f"{most}, but the run assumes {assumed}: such a person has the guarantee of a group of "
+        f"up to {size}. Take --max-clients-per-person {most}, or another --split."
+    )
+
+
+def _planned_persons(settings: Settings, source: InputRecords) -> int:
+    """Return the number of persons of a run without privacy, which may count them."""
+    if settings.is_private:
+        raise ConfigurationError(
+            "A private run for persons needs --n-persons, the public planning figure for the "
+            "number of persons: it is not counted, because the true number is private."
+        )
+    return source.n_persons
 
 
 def _source_of(request: SimulationRequest) -> InputRecords:
@@ -258,13 +313,14 @@ def _run(
         started(engine, or_here=may_fall_back) as (place, other_engine),
     ):
         console.print(Text(_title(run, place)), soft_wrap=True)
-        for note in (other_engine, *run.strategy.plan.notes):
+        for note in (other_engine, run.caution, *run.strategy.plan.notes):
             if note:
                 console.print(Text(note, style="bold"), soft_wrap=True)
         with ProgressBar(console) as bar:
             clustering = simulate(
                 run.strategy,
                 run.partitions,
+                persons=run.persons,
                 engine=place,
                 on_round=_round_printer(console, bar, run.holder),
             )
@@ -274,8 +330,11 @@ def _run(
 def _title(run: RunInputs, engine: str) -> str:
     """Return the first line that a run prints."""
     source = run.source
+    records = f"{counted(len(source.records), 'record')} of"
+    if run.persons is not None:
+        records += f" {counted(source.n_persons, 'person')} at"
     return (
-        f"{printable(source.name)}: {counted(len(source.records), 'record')} of "
+        f"{printable(source.name)}: {records} "
         f"{counted(len(run.partitions), run.holder)}, "
         f"{counted(len(source.columns), 'column')}; "
         f"{type(run.strategy).__name__}, {_planned_clusters(run.strategy)}, "

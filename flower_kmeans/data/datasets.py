@@ -67,6 +67,20 @@ def split_iid(
     return parts
 
 
+def split_groups(
+    groups: IntArray, n_clients: int, rng: np.random.Generator
+) -> list[IntArray]:
+    """Return each client's row numbers, with all rows of a group at one client.
+
+    ``groups`` has the number of each row's group, (n,), from 0. Groups are split at
+    random into nearly equal numbers.
+    """
+    _require_clients(n_clients)
+    n_groups = int(groups.max(initial=-1)) + 1
+    owners = rng.permutation(np.arange(n_groups) % n_clients)
+    return _group(owners[groups], n_clients)
+
+
 def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[IntArray]:
     """Return each client's row numbers, split by the values of a column, (n,).
 

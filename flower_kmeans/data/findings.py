@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.arrays import BoolArray, FloatArray
 from flower_kmeans.data.csv_files import is_decoded
+from flower_kmeans.data.person_findings import PersonFindings
 from flower_kmeans.errors import DataError
 
 ColumnKind = Literal["number", "category", "date", "text"]
@@ -29,6 +30,7 @@ _SHARE_OF_CAUSE = 0.02  # least fraction of unreadable cells for a cause to be n
 _MOST_SHAPES = 10_000  # unreadable cells examined in a block
 _MOST_OF_A_CODE = 10  # values of a column of codes
 _MOST_NAMED = 8  # columns in one line
+_FEWEST_PERSONS = 11  # values of a column whose name says that they are persons
 # If chance makes so many pairs of equal values likely, their absence is significant, and
 # so are ten times fewer pairs.
 _EXPECTED_PAIRS = 5.0
@@ -37,6 +39,13 @@ _SHARE_OF_ID = 0.95  # least fraction of values that are new, or one above the l
 # the words of a name such as patient_id or patientId
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES_OF_IDS = frozenset(("id", "ids", "uuid", "guid"))
+_NAMES_OF_PERSONS = frozenset(
+    (
+        *("account", "card", "citizen", "client", "customer", "employee", "household"),
+        *("insured", "member", "mrn", "patient", "person", "pupil", "respondent"),
+        *("student", "subject", "user"),
+    )
+)
 _NAMES_OF_NUMBERS = frozenset(("index", "idx", "key", "nr", "no"))
 _PUNCTUATION = frozenset(f"{string.punctuation} \t\u00a0\u202f\u2009\u2019")
 # 1.234: a fraction, or 1234
@@ -258,6 +267,21 @@ class ColumnFindings:
         return n_expected >= max(_EXPECTED_PAIRS, _FEWER * n_repeats)
 
     @property
+    def may_name_persons(self) -> bool:
+        """Whether values repeat, and the column's name says that they name persons or things."""
+        if self.kind not in ("number", "text") or self.n_read < _FEWEST_FOR_ID:
+            return False
+        words = {word.lower() for word in _WORDS.findall(self.name)}
+        is_named = bool(words & (_NAMES_OF_IDS | _NAMES_OF_PERSONS))
+        repeats = self.n_distinct <= _SHARE_OF_ID * self._n_counted
+        return (
+            is_named
+            and self._are_whole
+            and repeats
+            and self.n_distinct >= _FEWEST_PERSONS
+        )
+
+    @property
     def looks_like_a_code(self) -> bool:
         """Whether there are few distinct values, all whole numbers, as for categories."""
         is_long = self.n_read >= _FEWEST_FOR_ID
@@ -350,6 +374,8 @@ class Findings:
         Line number, from 1, of the first malformed line. 0 if there is none.
     n_void : int
         Number of records that do not count, because a cell is unusable.
+    persons : PersonFindings, optional
+        The findings on persons, if their column is read.
     """
 
     columns: tuple[ColumnFindings, ...]
@@ -357,6 +383,7 @@ class Findings:
     n_malformed: int = 0
     first_malformed: int = 0
     n_void: int = 0
+    persons: PersonFindings | None = None
 
     def add_malformed(self, n: int, first: int) -> None:
         """Count ``n`` malformed lines, and keep the line number of the first."""
@@ -367,9 +394,15 @@ class Findings:
             self.first_malformed = first
 
     def lines(self) -> list[str]:
-        """Return the findings in at most two lines, without the value of a cell."""
-        both = (self._counted(), self._suspicious())
-        return [line for line in both if line]
+        """Return the findings in at most three lines, without the value of a cell."""
+        found = (self._counted(), self._suspicious(), self._about_persons())
+        return [line for line in found if line]
+
+    def _about_persons(self) -> str:
+        """Return a sentence on persons, and doubts on their ids."""
+        if self.persons is None:
+            return ""
+        return " ".join([self.persons.summary(), *self.persons.doubts()])
 
     def _counted(self) -> str:
         """Return a sentence on lost records, and on missing, unreadable and moved cells."""

@@ -99,7 +99,7 @@ def keys_of(ids: Any, secret: bytes) -> PersonKeys:
     digests = []
     missing = []
     while True:
-        texts = [_text_of(one) for one in islice(rest, _AT_ONCE)]
+        texts = [text_of(one) for one in islice(rest, _AT_ONCE)]
         if not texts:
             break
         missing.append(np.array([text is None for text in texts], dtype=bool))
@@ -147,7 +147,7 @@ def _iterated(ids: Any) -> Iterator[Any]:
     return iter(ids)
 
 
-def _text_of(one: Any) -> str | None:
+def text_of(one: Any) -> str | None:
     """Return the text of an id, or ``None`` if it is missing."""
     if isinstance(one, bytes):
         one = one.decode(errors="surrogateescape")

@@ -19,6 +19,16 @@ DELIMITERS = (",", ";", "\t", "|")
 _ASCII = bytes(range(128))
 _STATEFUL = ("iso2022", "hz", "utf_7", "unicode_escape", "raw_unicode_escape")
 """First parts of the names of encodings whose ASCII bytes may belong to other characters."""
+_TEXTS = (
+    "delimiter",
+    "thousands",
+    "format",
+    "encoding",
+    "sheet",
+    "query",
+    "person",
+)
+"""Options that are a text or missing."""
 UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
 """Names of encodings whose characters have two or four bytes."""
 
@@ -46,6 +56,9 @@ class Reading:
         The sheet to read of an Excel file with several sheets.
     query : str, optional
         The ``SELECT`` whose rows are the records of a database.
+    person : str, optional
+        The column with the id of each record's person. It is never a feature, and its
+        name and its cells never leave the party.
 
     Raises
     ------
@@ -61,10 +74,11 @@ class Reading:
     encoding: str | None = None
     sheet: str | None = None
     query: str | None = None
+    person: str | None = None
     spelling: Spelling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("delimiter", "thousands", "format", "encoding", "sheet", "query"):
+        for name in _TEXTS:
             _require_text(name, getattr(self, name))
         _require_text("decimal", self.decimal or None)
         _require_header(self.header)

@@ -21,10 +21,17 @@ from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.declared import DeclaredDomain, columns_read
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import column_of
+from flower_kmeans.data.person_findings import PersonFindings
+from flower_kmeans.data.persons import text_of
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, resolved
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+)
 from flower_kmeans.extras import require
 
 if TYPE_CHECKING:
@@ -96,6 +103,8 @@ class OpenTable:
         Names of an npz file's one-dimensional arrays beside its table.
     spelling : Spelling
         The spelling of numbers and dates in text.
+    person : str, optional
+        The column with the id of each record's person.
     """
 
     path: str
@@ -104,6 +113,7 @@ class OpenTable:
     _read: Callable[[Sequence[str]], Iterator[TableBlock]] = field(repr=False)
     beside: tuple[str, ...] = ()
     spelling: Spelling = USUAL
+    person: str | None = None
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[TableBlock]:
         """Yield blocks of records with the wanted columns.
@@ -180,6 +190,9 @@ class Table:
         text.
     others : mapping from str to ndarray of shape (n,)
         Further columns by name, which `load_table` was told to keep.
+    persons : ndarray of shape (n,), optional
+        The id of each record's person, as the table has it, if the reading names their
+        column.
     findings : Findings
         Numbers of missing and unreadable cells, for the holder of the records alone.
     """
@@ -188,6 +201,7 @@ class Table:
     columns: tuple[str, ...]
     labels: NDArray[Any] | None = None
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    persons: NDArray[Any] | None = field(default=None, repr=False)
     findings: Findings = field(
         default_factory=lambda: Findings(()), repr=False, compare=False
     )
@@ -266,7 +280,8 @@ def load_table(
         columns of its box, as `TableDomain.encode` makes them, or the named columns of
         a ball or a sphere.
     reading : Reading
-        The file's spelling: delimiter, decimal comma, encoding and the like.
+        The file's spelling: delimiter, decimal comma, encoding and the like. If it names
+        the column of ``person``, its cells are the table's ``persons``.
 
     Returns
     -------
@@ -332,6 +347,56 @@ def load_records(
     return SqlQuery(str(named), _required_query(own), declared, own.spelling)
 
 
+def load_persons(
+    data: str | Path,
+    *,
+    header: Header | None = None,
+    reading: Reading = USUAL_READING,
+) -> NDArray[Any]:
+    """Return the id of each record's person, for ``load_ids`` in a run.
+
+    There are as many ids as `load_records` returns records, in the same order. A line
+    of a csv file of which no cell is known has an empty id.
+
+    Parameters
+    ----------
+    data : path or str
+        A file, or a ``source.toml`` that names one.
+    header : True or sequence of str, optional
+        As of `load_records`.
+    reading : Reading
+        As of `load_records`. It, or the ``source.toml``, names the column ``person``.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The cells as the table has them, of any type.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If no column of persons is named, the table lacks it or cannot be read, or the
+        data is a database: its rows may come in another order each time.
+    """
+    named, own = resolved(data, reading.with_options(header=header))
+    person = own.person
+    if person is None:
+        raise ConfigurationError(
+            "Expected the column with the persons' ids: person in the source.toml, or person= of "
+            "the reading. Got none."
+        )
+    if "://" in str(named):
+        raise ConfigurationError(
+            "Expected persons of a file. Got those of a database, whose rows may come in another "
+            "order than the records: write the query's result to a file, such as parquet."
+        )
+    if own.header is None:
+        own = own.with_options(header=True)
+    opened = open_table(named, own, recognises=False)
+    found = [block.columns[person] for block in opened.blocks([person])]
+    return np.concatenate(found or [np.empty(0, dtype=object)])
+
+
 def column_names(data: str | Path, header: Header | None = None) -> tuple[str, ...]:
     """Return the names of a client's columns, as `load_records` names them.
 
@@ -373,14 +438,17 @@ def read_table(
         raise ConfigurationError("Expected every feature once. Got one of them twice.")
     is_node = malformed == "nan"
     opened = open_table(path, reading, recognises=not is_node)
-    beside = [*keep] if label is None else [label, *keep]
+    person = opened.person
+    if person is not None:
+        require_apart(person, label, features, declared)
+    beside = [name for name in (label, person, *keep) if name is not None]
     opened.require(beside)
     if declared is not None:
         chosen = _declared(opened, declared)
     elif features is not None:
         chosen = tuple(features)
     else:
-        excluded = {label, *keep} if is_node else {label}
+        excluded = {label, person, *keep} if is_node else {label, person}
         chosen = opened.features(excluded)
     refuses_types = is_node and declared is None
     loaded = _load(opened, chosen, declared, beside, refuses_types)
@@ -394,9 +462,47 @@ def read_table(
     if not is_node and is_void.any():
         loaded = _with_rows(loaded, ~is_void)
     labels = None if label is None else loaded.others[label]
+    persons = None
+    if person is not None:
+        persons = loaded.others[person]
+        loaded.findings.persons = _found_persons(person, persons, is_node)
     names = [name for name in keep if name not in loaded.columns]
     others = {name: loaded.others[name] for name in names}
-    return replace(loaded, labels=labels, others=others)
+    return replace(loaded, labels=labels, others=others, persons=persons)
+
+
+def _found_persons(
+    name: str, ids: NDArray[Any], is_node: bool
+) -> PersonFindings | None:
+    """Return the findings on persons; at a node ``None`` if something is no id.
+
+    One record must not decide whether a node answers a run that needs no ids. A run
+    that needs them reads them by `load_persons`.
+    """
+    findings = PersonFindings(name)
+    try:
+        findings.add(map(text_of, ids.tolist()))
+    except KMeansError:
+        if not is_node:
+            raise
+        return None
+    return findings
+
+
+def require_apart(
+    person: str,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    domain: TableDomain | None = None,
+) -> None:
+    """Require that the column of persons is neither the label nor a column to cluster by."""
+    declared = () if domain is None else domain.declared
+    used = [label, *(features or ()), *(column.name for column in declared)]
+    if person in used:
+        raise ConfigurationError(
+            f"The column of persons, {person!r}, cannot be the label or a column to cluster by: "
+            "leave it out of --columns, features= or the domain."
+        )
 
 
 def _load(
@@ -426,7 +532,7 @@ def _load(
     others = {}
     for name, found in kept.items():
         others[name] = np.concatenate(found or [np.empty(0)])
-    return Table(np.concatenate(parts), names, None, others, findings)
+    return Table(np.concatenate(parts), names, None, others, findings=findings)
 
 
 def _require_types(block: TableBlock, chosen: Sequence[str]) -> None:
@@ -546,7 +652,7 @@ def open_table(
     """
     named, reading = resolved(data, reading)
     opened = _opened(named, reading, recognises)
-    return replace(opened, spelling=reading.spelling)
+    return replace(opened, spelling=reading.spelling, person=reading.person)
 
 
 def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:

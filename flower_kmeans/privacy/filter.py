@@ -9,7 +9,7 @@ they are exact in any order, and every term is rounded upward.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -27,6 +27,16 @@ _BITS = 96
 _SMALL = 1e-12
 _LARGE = 1e5
 _DIGITS = 50
+
+COVERED_UNITS: Mapping[str, tuple[str, ...]] = {
+    "client": ("client", "person", "record"),
+    "person": ("person", "record"),
+    "record": ("record",),
+}
+"""For each unit of privacy of a run, the units for which the run has a finite charge."""
+
+# A person moves a clipped client from one end of the clip to the other at most.
+_PERSON_OF_A_CLIENT = 2.0
 
 
 @dataclass(frozen=True)
@@ -124,25 +134,40 @@ class Price:
 
     Attributes
     ----------
-    unit : {"record", "client", "person"}
+    unit : {"record", "person", "client"}
         The unit of privacy of the run.
-    rounds : tuple of pairs of Charge
-        For each round the charge for the run's unit, and the charge for one record. The
-        two are equal unless the unit is the client.
+    rounds : tuple of mapping from str to Charge
+        For each round the charge by unit, for the units that the run covers
+        (`COVERED_UNITS`). A run that protects records has no charge for a person or a
+        client: their records may be any number.
     """
 
     unit: str
-    rounds: tuple[tuple[Charge, Charge], ...]
+    rounds: tuple[Mapping[str, Charge], ...]
 
     @property
-    def whole(self) -> tuple[Charge, Charge]:
-        """The charges of all rounds together, for the run's unit and for one record."""
-        if self.rounds:
-            own, record = zip(*self.rounds, strict=True)
-        else:
-            own = ()
-            record = ()
-        return sum(own, Charge()), sum(record, Charge())
+    def whole(self) -> dict[str, Charge]:
+        """The charges of all rounds together, by unit."""
+        total = no_charges(self.unit)
+        for charges in self.rounds:
+            for unit, charge in charges.items():
+                total[unit] += charge
+        return total
+
+    def only(self, number: int) -> "Price":
+        """Return the price of an answer to one round, by its number from 1."""
+        return Price(self.unit, (self.rounds[number - 1],))
+
+    def without(self, number: int) -> "Price":
+        """Return the price with one round free, by its number from 1."""
+        left = list(self.rounds)
+        left[number - 1] = no_charges(self.unit)
+        return Price(self.unit, tuple(left))
+
+
+def no_charges(unit: str) -> dict[str, Charge]:
+    """Return charges of 0 for the units that a run of this unit covers."""
+    return {covered: Charge() for covered in COVERED_UNITS[unit]}
 
 
 def price_of(
@@ -154,24 +179,26 @@ def price_of(
 
     Parameters
     ----------
-    unit : {"record", "client", "person"}
-        The unit of privacy of the run.
+    unit : {"record", "person", "client"}
+        The unit of privacy of the run. One record of a person moves an answer by no
+        more than the person does, so a run for persons charges both alike.
     rounds : sequence of sequences of Release
         Releases by round.
     moves : sequence of sequences of float, optional
         For a run that protects clients: the distance, for each release, by which one
         record of a client that stays can change its answer, relative to the
-        sensitivity. By default it is 2, from one end of the clip to the other.
+        sensitivity. By default it is 2, from one end of the clip to the other. A person
+        of that client is always charged 2.
     """
     charges = []
     for number, releases in enumerate(rounds):
-        own = record = charge_of(releases)
-        # A record of a person moves an answer by at most as much as the person does
-        # (docs/guarantees, Theorem 51).
+        of_round = dict.fromkeys(COVERED_UNITS[unit], charge_of(releases))
         if unit == "client":
-            of_round = [2.0] * len(releases) if moves is None else moves[number]
-            record = charge_of(releases, of_round)
-        charges.append((own, record))
+            most = [_PERSON_OF_A_CLIENT] * len(releases)
+            of_round["person"] = charge_of(releases, most)
+            of_record = most if moves is None else moves[number]
+            of_round["record"] = charge_of(releases, of_record)
+        charges.append(of_round)
     return Price(unit, tuple(charges))
 
 

@@ -19,14 +19,14 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from flower_kmeans.errors import BudgetError, KMeansError, LedgerError
-from flower_kmeans.privacy.filter import Charge, Price
+from flower_kmeans.privacy.filter import COVERED_UNITS, Charge, Price
 from flower_kmeans.privacy.ledger_file import (
     DAMAGED,
     FULL,
@@ -42,7 +42,10 @@ MAX_UNANSWERED = 16
 FORGET_AFTER = 30 * 24 * 3600
 """Seconds without a write after which an unfinished run is ended."""
 
-_VERSION = 4
+LEDGER_UNITS = COVERED_UNITS["client"]
+"""Units of privacy that a ledger has sums for, the largest first."""
+
+_VERSION = 5
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
     # when a commit returns, it is on the disk with its directory entry
@@ -67,12 +70,14 @@ _CAUSES = {
 _NOTHING = 0
 _SOMETHING = 1
 _ENDED = 2
-# The sum for "client" exists as long as all runs protect clients. "writes" counts all
-# writes, so no version of a memory occurs twice, even if a run's row was deleted and
-# made again.
+# The sum for a unit exists as long as all runs cover that unit (`COVERED_UNITS`): after
+# a run that protects records nothing bounds what all runs cost one person or client.
+# "writes" counts all writes, so no version of a memory occurs twice, even if a run's row
+# was deleted and made again.
 _SCHEMA = """
 CREATE TABLE sums (unit TEXT PRIMARY KEY, charge TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO sums VALUES ('client', '[0, 0, 0]'), ('record', '[0, 0, 0]');
+INSERT INTO sums VALUES
+    ('client', '[0, 0, 0]'), ('person', '[0, 0, 0]'), ('record', '[0, 0, 0]');
 CREATE TABLE writes (number INTEGER NOT NULL);
 INSERT INTO writes VALUES (0);
 CREATE TABLE runs (
@@ -100,8 +105,9 @@ class MemoryChangedError(KMeansError):
 class LifetimeLimit:
     """The (epsilon, delta) that all charged releases must meet together.
 
-    The limit is for clients if all runs protect clients, else for single records. It
-    holds even if runs were chosen after earlier results.
+    The limit is for clients if all runs protect clients, for persons if all runs
+    protect persons or clients, and else for single records. It holds even if runs were
+    chosen after earlier results.
     """
 
     epsilon: float
@@ -331,10 +337,9 @@ class Ledger:
             return
         if reserved is not None:
             sums = _sums(self._db)
-            for charges in _price_from(reserved).rounds:
-                for unit, charge in zip(("client", "record"), charges, strict=True):
-                    if unit in sums:
-                        sums[unit] -= charge
+            for unit, charge in _price_from(reserved).whole.items():
+                if unit in sums:
+                    sums[unit] -= charge
             self._write_sums(sums)
         self._write_run(run, given=_ENDED, reserved=None)
         self._write_anew(run)
@@ -460,11 +465,9 @@ class Ledger:
         (given,) = self._run(answer.run, "given")
         # An ended run has given its reservations back, so each round is charged alone.
         if given == _ENDED:
-            self._add(price.rounds[answer.round - 1], price.unit, limit)
+            self._add(price.only(answer.round), limit)
             return
-        left = list(self._reserve(answer.run, price, limit).rounds)
-        left[answer.round - 1] = (Charge(), Charge())
-        rest = Price(price.unit, tuple(left))
+        rest = self._reserve(answer.run, price, limit).without(answer.round)
         self._write_run(answer.run, reserved=_price_text(rest))
 
     def _reserve(self, run: bytes, price: Price, limit: LifetimeLimit) -> Price:
@@ -477,13 +480,13 @@ class Ledger:
         if reserved is not None:
             return _price_from(reserved)
         if given != _ENDED:
-            self._add(price.whole, price.unit, limit)
+            self._add(price, limit)
             self._write_run(run, reserved=_price_text(price))
         return price
 
-    def _add(self, due: tuple[Charge, Charge], unit: str, limit: LifetimeLimit) -> None:
-        """Add a charge to the sums, or raise a `BudgetError` if they exceed the limit."""
-        sums = _with(_sums(self._db), due, unit)
+    def _add(self, price: Price, limit: LifetimeLimit) -> None:
+        """Add a price to the sums, or raise a `BudgetError` if they exceed the limit."""
+        sums = _with(_sums(self._db), price)
         _require(sums, limit)
         self._write_sums(sums)
 
@@ -513,7 +516,7 @@ class Ledger:
         with _ledger_errors():
             sums = _sums(self._db)
             if not self._is_counted(run):
-                sums = _with(sums, price.whole, price.unit)
+                sums = _with(sums, price)
             _require(sums, limit)
 
     def _is_counted(self, run: bytes) -> bool:
@@ -547,14 +550,39 @@ class Ledger:
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
     """Return the joint epsilon of all charges and reservations at a delta.
 
-    Nothing on the disk changes. The result is ``None`` if there is no ledger yet, and
-    one can be made.
+    It is for the unit of `LifetimeLimit`. Nothing on the disk changes. The result is
+    ``None`` if there is no ledger yet, and one can be made.
 
     Raises
     ------
     LedgerError
         If `Ledger` would raise it, or the charges cannot be read.
     """
+    sums = _stored_sums(state_dir)
+    if sums is None:
+        return None
+    return _total(sums).epsilon(delta)
+
+
+def spent_by_unit(
+    state_dir: str | os.PathLike[str], delta: float
+) -> dict[str, float | None] | None:
+    """Return the joint epsilon of all charges and reservations by unit of privacy.
+
+    A unit that some run did not cover has ``None``: no number bounds what all runs cost
+    it. Result and errors are otherwise those of `spent_epsilon`.
+    """
+    sums = _stored_sums(state_dir)
+    if sums is None:
+        return None
+    found: dict[str, float | None] = dict.fromkeys(LEDGER_UNITS)
+    for unit, charge in sums.items():
+        found[unit] = charge.epsilon(delta)
+    return found
+
+
+def _stored_sums(state_dir: str | os.PathLike[str]) -> dict[str, Charge] | None:
+    """Return the sums of a ledger, or ``None`` if there is none yet, and change nothing."""
     path = find_private_file(Path(state_dir))
     if path is None:
         return None
@@ -567,9 +595,9 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     ):
         try:
             if _version(db):
-                charge = _total(_sums(db))
+                sums = _sums(db)
             else:
-                charge = Charge()
+                sums = {unit: Charge() for unit in LEDGER_UNITS}
         except sqlite3.OperationalError as error:
             # A dead process left a journal, which only a writer may roll back.
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
@@ -578,7 +606,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
                 "A process died while it wrote the ledger. The node's next message undoes what it "
                 "left half done; until then the ledger cannot be read without changing it."
             ) from None
-    return charge.epsilon(delta)
+    return sums
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -599,28 +627,26 @@ def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
     return {unit: _charge_from(json.loads(text)) for unit, text in rows}
 
 
-def _with(
-    sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str
-) -> dict[str, Charge]:
-    """Return sums with the charge of a run that protects ``unit``.
-
-    ``due`` has the charge for the run's unit and the charge for one record. After a run
-    that protects records, there is no sum for clients.
-    """
-    added = {"record": sums["record"] + due[1]}
-    if unit == "client" and "client" in sums:
-        added["client"] = sums["client"] + due[0]
+def _with(sums: Mapping[str, Charge], price: Price) -> dict[str, Charge]:
+    """Return sums with the price of a run, for the units that this run covers, too."""
+    added = {}
+    for unit, charge in price.whole.items():
+        if unit in sums:
+            added[unit] = sums[unit] + charge
     return added
 
 
-def _total(sums: dict[str, Charge]) -> Charge:
-    """Return the decisive sum: for clients if all runs protect clients, else for records.
+def _total(sums: Mapping[str, Charge]) -> Charge:
+    """Return the decisive sum: for the largest unit that all runs cover.
 
-    A run that protects clients protects single records too. Its price therefore
-    contains a charge for one record of a client that stays.
+    A run that protects clients or persons protects smaller units, too. Its price
+    therefore contains charges for them.
     """
-    # The sum for clients is removed by the first run that protects records (`_with`).
-    return sums.get("client", sums["record"])
+    # The sum for a unit is removed by the first run that does not cover it (`_with`).
+    for unit in LEDGER_UNITS:
+        if unit in sums:
+            return sums[unit]
+    raise LookupError
 
 
 def _require(sums: dict[str, Charge], limit: LifetimeLimit) -> None:
@@ -663,15 +689,18 @@ def _require_one_query(
 
 
 def _price_text(price: Price) -> str:
-    rounds = [[astuple(charge) for charge in charges] for charges in price.rounds]
+    rounds = []
+    for charges in price.rounds:
+        rounds.append({unit: astuple(charge) for unit, charge in charges.items()})
     return json.dumps({"unit": price.unit, "rounds": rounds})
 
 
 def _price_from(text: str) -> Price:
     price = json.loads(text)
     rounds = []
-    for pair in price["rounds"]:
-        rounds.append((_charge_from(pair[0]), _charge_from(pair[1])))
+    for charges in price["rounds"]:
+        covered = COVERED_UNITS[price["unit"]]
+        rounds.append({unit: _charge_from(charges[unit]) for unit in covered})
     return Price(price["unit"], tuple(rounds))
 
 

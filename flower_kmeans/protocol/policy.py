@@ -76,11 +76,16 @@ class ClientPolicy:
         Pinned names of the columns, in order, in a run's domain and in records that
         name them.
     units : tuple of str
-        Accepted units of privacy of a private run: ``"record"``, ``"client"`` or both.
+        Accepted units of privacy of a private run, of ``"record"``, ``"client"`` and
+        ``"person"``. A client of persons with several records accepts ``("person",)``.
     max_colluders : int
         Smallest accepted number of colluders against which a run protects: clients that
         pool their knowledge with each other and the server. It has no effect in
         unprotected runs.
+    max_clients_per_person : int
+        Smallest accepted number of clients at which a run with ``unit="person"`` lets one
+        person have records. Ids are never compared between clients, so it is an
+        assumption: a person at more clients has less than the run's guarantee.
     copy_records : bool, default: True
         Whether the client answers the whole run from a private copy of its records, if it
         commits to them or reads them from a database. The copy is kept with the session
@@ -125,6 +130,7 @@ class ClientPolicy:
     units: tuple[str, ...] = UNITS
     max_attempts: int = MAX_ATTEMPTS
     max_colluders: int = 1
+    max_clients_per_person: int = 1
     copy_records: bool = True
     party: int | None = None
     max_opened: int = 1_000
@@ -272,6 +278,11 @@ class ClientPolicy:
         yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
         unit = run.plan.budget.unit
         yield unit in self.units, f"unit in units={list(self.units)}", unit
+        if run.plan.budget.protects_persons:
+            least = self.max_clients_per_person
+            assumed = run.algorithm.max_clients_per_person
+            limit = f"max_clients_per_person >= {least}"
+            yield assumed >= least, limit, assumed
 
     def limits_of_domain(self, domain: Domain) -> Limits:
         """Yield (holds, limit, actual) for the pinned bounds and columns."""
@@ -402,7 +413,11 @@ _RULES = (
         min,
     ),
     _Rule(
-        ("min_clients", "max_colluders"), int, "an integer >= 1", lambda v: v >= 1, max
+        ("min_clients", "max_colluders", "max_clients_per_person"),
+        int,
+        "an integer >= 1",
+        lambda v: v >= 1,
+        max,
     ),
     _Rule(
         ("workers",),

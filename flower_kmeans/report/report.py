@@ -36,15 +36,20 @@ _NEIGHBOURS = {
         "n_records and n_clients are public"
     ),
     "person": (
-        "all records of one person replaced by null records, which add nothing; n_persons is "
-        "public"
+        "all records of one person replaced by null records, which add nothing; the number of "
+        "persons, n_persons, is public"
     ),
+}
+_PROTECTED = {
+    "record": "One record",
+    "client": "One client with all its records",
+    "person": "One person with all their records",
 }
 _GROUPS = (2, 10)
 _GUARANTEE = ("epsilon", "delta", "mu")
 _PLAIN = (  # attributes that `Report.to_dict` copies
     *("strategy", "run", "date", "versions", "bounds", "roster", "parties"),
-    *(*_GUARANTEE, "unit", "clip", "clips", "trust", "keys"),
+    *(*_GUARANTEE, "unit", "clip", "clips", "max_clients_per_person", "trust", "keys"),
     *("n_rounds", "n_clients", "n_slots", "min_clients", "max_colluders"),
     *("max_attempts", "attempts", "repeats", "round_trips"),
     *("noise_factor", "added_noise_factor", "levels"),
@@ -211,6 +216,8 @@ class Report(Proceedings):
     # the same by release. If clients add means, the clip is in means.
     clip: float | None = None
     clips: Mapping[str, float] = field(default_factory=dict)
+    # With unit="person": number of clients at which one person has records, at most
+    max_clients_per_person: int | None = None
     is_open: bool = False  # whether any node that the SuperLink admits could take part
     n_clients: int = 0  # clients that took part
     n_rounds: int = 0  # completed rounds
@@ -281,8 +288,18 @@ class Report(Proceedings):
 
     @property
     def unit(self) -> str:
-        """Unit of privacy: "record" or "client"."""
+        """Unit of privacy: "record", "client" or "person"."""
         return self.plan.budget.unit
+
+    @property
+    def counted(self) -> str:
+        """Noun for the units in which sizes of clusters are counted: records or persons."""
+        return "persons" if self.unit == "person" else "records"
+
+    @property
+    def protected_text(self) -> str:
+        """The protected unit in words, at the beginning of a sentence."""
+        return _PROTECTED[self.unit]
 
     @property
     def neighbours(self) -> str:
@@ -505,6 +522,7 @@ class Report(Proceedings):
         values |= {
             "private": self.is_private,
             "n_records": self.plan.n_records,
+            "n_persons": self.plan.n_persons,
             "planned_clients": self.plan.n_clients,
             "committee": committee and committee.to_dict(),
             "noise_shares": noise_shares,

@@ -23,12 +23,15 @@ from typer.testing import CliRunner
 import flower_kmeans
 from flower_kmeans import strategies
 from flower_kmeans.algorithms import FastLloydAlgorithm
+from flower_kmeans.cli import inputs, preview
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.options import options_by_strategy
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
+from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import Number, TableDomain
 from flower_kmeans.parameters import real
+from flower_kmeans.privacy.filter import COVERED_UNITS, price_of
 from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import Roster
@@ -731,6 +734,9 @@ class TestErrors:
             ("keygen ../a", "../a"),
             ("keygen c --beacon 5a", "beacon"),
             ("keygen a A", "case"),
+            ("ledger", "--state-dir"),
+            ("ledger --state-dir a --policy-file b", "--policy-file"),
+            ("ledger --state-dir none", "no ledger"),
             ("forget", "--state-dir"),
             ("forget --state-dir a --policy-file b", "--policy-file"),
             ("forget --state-dir none", "no ledger"),
@@ -919,6 +925,125 @@ def rows_of(text):
 
 def stated_noise(text):
     return float(text.split("up to noise of about ")[1].split()[0])
+
+
+@pytest.fixture
+def visits(tmp_path):
+    """Blobs of 300 persons with four records each, of which one column says whose."""
+    rng = np.random.default_rng(7)
+    kind = np.repeat([0, 1, 2], 100)
+    lines = []
+    for person in range(300):
+        own = CENTERS[kind[person]] + rng.normal(scale=0.2, size=(4, 2))
+        lines += [f"P{person},{x},{y},{i % 2}" for i, (x, y) in enumerate(own)]
+    path = tmp_path / "visits.csv"
+    path.write_text("\n".join(["who,height,weight,half", *lines]))
+    return path
+
+
+OF_PERSONS = (*PUBLIC[:4], "--person", "who")
+
+
+class TestPersons:
+    @pytest.mark.claim("own-data", "person-in-simulation")
+    def test_persons_are_protected_and_counted(self, simulated, visits):
+        options = ("--n-persons", 300, "--epsilon", 8, "--clients", 4)
+        result, report, arrays = simulated(*OF_PERSONS, *options, path=visits)
+        assert "visits.csv: 1,200 records of 300 persons at 4 clients" in result.stdout
+        assert "per person, trust model" in result.stdout
+        assert (report["unit"], report["n_persons"]) == ("person", 300)
+        assert report["columns"] == ["height", "weight"]
+        np.testing.assert_allclose(arrays["counts"], 100, atol=30)
+        assert_near_the_blobs(arrays["centroids"], 0.5)
+        assert "WARNING" not in result.stdout
+
+    def test_the_number_of_persons_is_public_or_nobody_is_protected(
+        self, run, simulated, visits
+    ):
+        assert_one_sentence(
+            simulate(run, visits, *OF_PERSONS, "--clients", 3), "--n-persons", "private"
+        )
+        _, report, arrays = simulated(
+            *OF_PERSONS, "--strategy", "lloyd", "--clients", 3, path=visits
+        )
+        assert report["n_persons"] == 300
+        assert arrays["counts"].sum() == pytest.approx(300)
+
+    def test_records_are_protected_if_an_option_says_so(self, simulated, visits):
+        unit = ("--unit", "record", "--n-records", 1200, "--clients", 3)
+        result, report, _ = simulated(*OF_PERSONS, *unit, path=visits)
+        assert report["unit"] == "record"
+        assert "persons at" not in result.stdout
+
+    def test_persons_need_their_column(self, run, blobs):
+        options = (*PUBLIC[:4], "--unit", "person", "--n-persons", 300)
+        assert_one_sentence(simulate(run, blobs, *options), "--person")
+
+    @pytest.mark.claim("own-data", "split-iid-persons")
+    def test_iid_keeps_a_person_at_one_client(self, visits):
+        source = inputs.table(str(visits), Reading(person="who"), None, None, "iid")
+        parts = source.split("iid", 7, seed=3)
+        assert sorted(np.concatenate(parts)) == list(range(1200))
+        assert source.most_clients(parts) == (0, 1)
+        sizes = [len(np.unique(source.persons[rows])) for rows in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+    def test_persons_at_several_clients_are_a_warning(self, simulated, visits):
+        numbers = ("--n-persons", 300, "--split", "column:half", "--epsilon", 8)
+        few = ("--trust", "trusted-server", "--columns", "height,weight")
+        result, _, _ = simulated(*OF_PERSONS, *numbers, *few, path=visits)
+        text = " ".join(result.stdout.split())
+        assert "WARNING: 300 persons with records at several clients, at most 2" in text
+        assert "the guarantee of a group of up to 2" in text
+        assert "--max-clients-per-person 2" in text
+        more = ("--max-clients-per-person", 2)
+        result, report, _ = simulated(*OF_PERSONS, *numbers, *few, *more, path=visits)
+        assert "several clients" not in result.stdout
+        assert report["max_clients_per_person"] == 2
+
+    def test_records_without_an_id_are_a_person_each(self, visits):
+        text = visits.read_text().replace("P7,", ",")
+        visits.write_text(text)
+        source = inputs.table(str(visits), Reading(person="who"), None, None, "iid")
+        assert source.n_persons == 299 + 4
+
+    def test_a_plan_for_persons_needs_their_number(self, run):
+        features = ("--features", 2, "--clusters", 3, "--clients", 5)
+        unit = ("plan", "--unit", "person", *features)
+        assert_one_sentence(run(*unit), "--n-persons")
+        result = run(*unit, "--n-persons", 1500, "--max-clients-per-person", 2)
+        assert result.exit_code == 0, result.output
+        assert "delta 1e-06 per person" in result.stdout
+        assert " persons.\n" in result.stdout
+        assert "for one person." in result.stdout
+        numbers = "n_persons 1500, max_clients_per_person 2, n_clients 5"
+        assert numbers in result.stdout
+        of_records = run("plan", *features, "--n-records", 1500)
+        assert rows_of(result.stdout) == rows_of(of_records.stdout)
+        assert stated_noise(result.stdout) == stated_noise(of_records.stdout)
+
+    def test_a_plan_warns_of_too_few_persons(self, run):
+        sizes = ("--features", 9, "--clusters", 10, "--n-persons", 300)
+        result = run("plan", "--unit", "person", *sizes)
+        assert "WARNING: mu n_persons / (k sqrt(d)) is" in result.stdout
+
+    def test_a_preview_gives_each_person_one_record(self, run, monkeypatch):
+        monkeypatch.setattr(preview, "RUNS", 1)
+        monkeypatch.setattr(preview, "_FACTORS", (1.0,))
+        sizes = ("--features", 2, "--clusters", 3, "--n-persons", 900, "--clients", 3)
+        options = ("--unit", "person", "--simulate", "--trust", "trusted-server")
+        result = run("plan", *sizes, *options)
+        assert result.exit_code == 0, result.output
+        assert "Expected loss" in result.stdout
+
+    def test_weights_of_records_are_no_option(self, run):
+        assert "--weighted" not in run("simulate", "--help").stdout
+        assert_one_sentence_or_usage(run("plan", "--weighted", "true"))
+
+
+def assert_one_sentence_or_usage(result):
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
 
 
 class TestPlan:
@@ -1134,6 +1259,29 @@ class TestForget:
         )
 
 
+class TestLedger:
+    @pytest.mark.parametrize("unit", ["client", "person", "record"])
+    def test_a_unit_that_a_run_did_not_cover_has_no_number(self, run, tmp_path, unit):
+        plan, loose = gaussian_plan(), LifetimeLimit(100.0, DELTA)
+        with Ledger(tmp_path / "state") as ledger:
+            ledger.charge(answer_of(), price_of(unit, plan.rounds), loose, 0, b"")
+        (tmp_path / "policy.toml").write_text('state_dir = "state"')
+        result = run("ledger", "--policy-file", "policy.toml")
+        assert result.exit_code == 0, result.output
+        rows = [line for line in result.stdout.splitlines() if "one " in line]
+        covered = COVERED_UNITS[unit]
+        for each, row in zip(COVERED_UNITS["client"], rows, strict=False):
+            assert f"one {each}" in row
+            assert ("not covered" in row) == (each not in covered)
+        assert f"epsilon 10 holds for one {covered[0]}." in result.stdout
+
+    def test_a_directory_alone_is_enough(self, run, tmp_path):
+        Ledger(tmp_path / "state").close()
+        result = run("ledger", "--state-dir", "state")
+        assert result.exit_code == 0, result.output
+        assert "not covered" not in result.stdout
+
+
 def test_missing_clients_are_a_warning(capsys):
     dropped = [
         Dropped(2, 7, number, "No answer in time.", "silent") for number in (1, 3)
@@ -1193,7 +1341,7 @@ def test_a_terminal_of_ascii_ends_no_command(tmp_path):
 
 def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
     result = run("--help")
-    for command in ("simulate", "plan", "keygen", "check", "forget"):
+    for command in ("simulate", "plan", "keygen", "check", "ledger", "forget"):
         assert command in result.stdout
     assert (
         run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"

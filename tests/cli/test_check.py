@@ -655,6 +655,32 @@ def declared(node):
     return node
 
 
+@pytest.mark.claim("deploy", "check-persons")
+def test_persons_are_counted_for_the_holder_of_the_table(node):
+    ids = ["A", "A", "a", ""]
+    lines = [f"{one},{40 + i},{20000 + i}" for i, one in enumerate(ids)]
+    written(node / "records.csv", "\n".join(["who,age,income", *lines]))
+    source = written(node / "source.toml", 'data = "records.csv"\nperson = "who"\n')
+    code, found = run(node, "--data", source)
+    assert code == 0, found
+    text = found["persons"].text
+    assert text.startswith("For the holder of the table alone: 3 persons by 'who': 1.3")
+    assert "LOOK: 1 record without an id" in text
+    assert "LOOK: 2 ids differing from another one only in case" in text
+    _, without = run(node, "--data", node / "records.csv")
+    assert "persons" not in without
+
+
+@pytest.mark.claim("deploy", "check-persons")
+def test_a_node_of_persons_alone_needs_their_column(node):
+    written(
+        node / "policy.toml", POLICY.replace('units = ["record"]', 'units = ["person"]')
+    )
+    refused(
+        node, "persons", "person in the source.toml", "--data", node / "records.csv"
+    )
+
+
 @pytest.mark.claim("deploy", "shares-rounded-neither-value")
 def test_a_decimal_comma_is_refused_with_what_to_do(declared):
     """Of all columns and causes at once; a stated value for missing cells does not hide it."""

@@ -316,3 +316,60 @@ def test_names_and_categories_of_the_file_do_not_act(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert not any(sign in result.stdout for sign in ("\u001b[31m", "\u202e"))
     assert tomllib.loads(draft_of(result)) == {}
+
+
+# -------------------------------------------------------------------------- persons
+
+
+@pytest.fixture
+def visits(run, tmp_path):
+    """Write a table of visits: 40 patients with three each, one of them under two ids."""
+    rng = np.random.default_rng(2)
+    ids = [f"P-{i:03}" for i in range(1, 41) for _ in range(3)]
+    ids[0] = "p-1"
+    ids[5] = ""
+    ages = rng.integers(20, 80, len(ids))
+    lines = [f"{one};{age}" for one, age in zip(ids, ages, strict=True)]
+    (tmp_path / "visits.csv").write_text("\n".join(["patient;age", *lines]))
+    return run
+
+
+@pytest.mark.claim("own-data", "inspect-repeated-ids")
+def test_repeated_ids_suggest_to_protect_persons(visits):
+    result = visits("visits.csv")
+    assert (
+        "Values of patient repeat. If they name persons, a run that protects one record protects "
+        'no person: take unit="person" (--person patient).'
+    ) in result.stdout
+    assert "repeat. If" not in visits("t.csv").stdout
+
+
+@pytest.mark.parametrize("has_domain", [False, True])
+def test_persons_are_counted_for_the_holder(visits, tmp_path, has_domain):
+    (tmp_path / "domain.toml").write_text(
+        '[[columns]]\nkind = "number"\nname = "age"\nlower = 0\nupper = 120\n'
+    )
+    options = ["--domain", "domain.toml"] if has_domain else []
+    result = visits("visits.csv", "--person", "patient", *options)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "42 persons by 'patient': 2.9 records each on average, 3 at most.",
+        "1 record without an id: each counts as one person.",
+        "2 ids differing from another one only in case, blanks or leading zeros",
+        "Left out: patient (its persons).",
+    ):
+        assert words in result.stdout
+    assert "P-0" not in result.stdout
+    assert "Values of patient repeat" not in result.stdout
+    if not has_domain:
+        assert "--columns age." in result.stdout
+        assert "# Left out: patient, which names its persons." in draft_of(result)
+
+
+def test_a_domain_that_declares_the_persons_is_refused(visits, tmp_path):
+    (tmp_path / "domain.toml").write_text(
+        '[[columns]]\nkind = "number"\nname = "patient"\nlower = 0\nupper = 120\n'
+    )
+    result = visits("visits.csv", "--person", "patient", "--domain", "domain.toml")
+    assert result.exit_code == 1
+    assert "The column of persons, 'patient'" in result.stderr

@@ -18,7 +18,12 @@ from flower_kmeans.data.reading import Reading, read_source_file
 from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.data.table_domain import Category, Date, Number
-from flower_kmeans.data.tables import load_records, load_table, open_table
+from flower_kmeans.data.tables import (
+    load_persons,
+    load_records,
+    load_table,
+    open_table,
+)
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 
 TEXT = "alter;preis\n40;1.000,5\n50;2\n"
@@ -118,6 +123,7 @@ def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
         ({"header": [1]}, "header as True"),
         ({"sheet": 1}, "sheet as a text"),
         ({"query": ""}, "query as a text"),
+        ({"person": 3}, "person as a text"),
     ],
 )
 def test_what_is_no_reading_is_refused(options, words):
@@ -304,3 +310,124 @@ def test_a_workbook_is_read_as_a_csv_file(tmp_path):
     with pytest.raises(ConfigurationError, match="several sheets"):
         load_table(path)
     assert load_table(path, reading=Reading(sheet="other")).columns == ("x0", "x1")
+
+
+# -------------------------------------------------------------------------- persons
+
+VISITS = "patient,age,ward\n007,40,1\n 8 ,x,2\n,50,1\n007,60,2\n1,2\n"
+PERSON = 'data = "visits.csv"\nperson = "patient"\n'
+
+
+@pytest.fixture
+def visits(tmp_path):
+    (tmp_path / "visits.csv").write_text(VISITS)
+    source = tmp_path / "source.toml"
+    source.write_text(PERSON)
+    source.chmod(0o600)
+    return source
+
+
+@pytest.mark.claim("own-data", "person-column-source-toml")
+def test_the_column_of_persons_is_no_feature_and_has_an_id_for_each_record(visits):
+    records = load_records(visits)
+    assert records.columns == ("age", "ward")
+    ids = load_persons(visits)
+    # as text, as it stands; of a malformed line nothing is known
+    assert ids.tolist() == ["007", "8 ", "", "007", ""]
+    assert len(records.records) == len(ids) == 5
+    assert records.persons.tolist() == ids.tolist()
+    persons = records.findings.persons
+    assert (persons.n_persons, persons.n_missing, persons.largest) == (4, 2, 2)
+
+
+def test_a_command_leaves_out_the_persons_of_the_records_that_it_leaves_out(visits):
+    (visits.parent / "visits.csv").write_text("patient,age\na,1\nb,\na,3\n")
+    table = load_table(visits)
+    assert table.records.tolist() == [[1], [3]]
+    assert table.persons.tolist() == ["a", "a"]
+
+
+def test_an_option_names_the_column_as_well(visits):
+    reading = Reading(person="patient")
+    table = load_records(visits.parent / "visits.csv", reading=reading)
+    assert table.columns == ("age", "ward")
+    own = load_table(visits, reading=Reading(person="ward"), features=["age"],
+                     malformed="nan", header=True)  # fmt: skip
+    assert own.persons.tolist() == ["1", "2", "1", "2", ""]
+
+
+def test_persons_are_no_labels_and_not_clustered_by(visits):
+    domain = TableDomain([Number("patient", 0, 10)])
+    for options in (
+        {"features": ["patient"]},
+        {"label": "patient"},
+        {"domain": domain},
+    ):
+        with pytest.raises(ConfigurationError, match="The column of persons"):
+            load_table(visits, header=True, malformed="nan", **options)
+
+
+def test_persons_need_a_name_of_their_column_which_the_table_has(visits):
+    with pytest.raises(
+        ConfigurationError, match="Expected the column with the persons"
+    ):
+        load_persons(visits.parent / "visits.csv")
+    for load in (load_persons, load_records):
+        with pytest.raises(ConfigurationError, match="Expected one of the columns"):
+            load(visits, reading=Reading(person="nobody"))
+
+
+def test_persons_of_a_database_are_refused(tmp_path):
+    source = tmp_path / "source.toml"
+    source.write_text(
+        'data = "sqlite:///t.db"\nquery = "select 1 as a, 2 as b"\nperson = "a"\n'
+    )
+    source.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="Expected persons of a file"):
+        load_persons(source)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "xlsx", "npz"])
+def test_ids_of_other_files_are_their_own_cells(tmp_path, suffix):
+    """A column of numbers with gaps keeps its integers."""
+    ids = {"parquet": [7, None, 2**60, 7], "xlsx": [7, None, 8, 7], "npz": [7, 8, 9, 7]}
+    own = ids[suffix]
+    path = tmp_path / f"t.{suffix}"
+    ages = [1.0, 2.0, 3.0, 4.0]
+    if suffix == "parquet":
+        table = pa.table({"who": own, "age": ages})
+        parquet.write_table(table, path)
+    elif suffix == "xlsx":
+        workbook = openpyxl.Workbook()
+        for row in zip(["who", *own], ["age", *ages], strict=True):
+            workbook.active.append(row)
+        workbook.save(path)
+    else:
+        np.savez(path, who=np.array(own), age=np.array(ages))
+    reading = Reading(person="who")
+    assert load_persons(path, reading=reading).tolist() == own
+    table = load_records(path, reading=reading)
+    assert table.columns == ("age",)
+    assert table.persons.tolist() == own
+
+
+def test_an_id_that_lost_digits_stops_no_node_that_needs_no_ids(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, who=np.array([1.0, 2.0**60]), age=np.array([3.0, 4.0]))
+    reading = Reading(person="who")
+    records = load_records(path, reading=reading)
+    assert records.records.tolist() == [[3], [4]]
+    assert records.findings.persons is None
+    with pytest.raises(DataError, match="Expected ids as text or integers"):
+        load_table(path, reading=reading)
+
+
+def test_a_command_reads_the_persons_of_a_database_with_its_records(tmp_path):
+    with sqlite3.connect(tmp_path / "t.db") as database:
+        database.execute("create table visits(who, age)")
+        database.execute("insert into visits values (7, 40), (NULL, 50), (7, 60)")
+    reading = Reading(person="who", query="select * from visits")
+    table = load_table(f"sqlite:///{tmp_path}/t.db", reading=reading)
+    assert table.columns == ("age",)
+    assert table.persons.tolist() == [7, None, 7]
+    assert table.findings.persons.n_persons == 2

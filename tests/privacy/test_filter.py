@@ -144,23 +144,41 @@ def test_epsilon_and_delta_are_those_of_the_smaller_sum():
 def test_prices_of_runs_for_clients_count_a_record_of_a_client_that_stays():
     rounds = [[gaussian(0.5), *laplace(0.25)], [gaussian(0.1)]]
     assert price_of("record", rounds) == Price(
-        "record", tuple((charge_of(releases),) * 2 for releases in rounds)
+        "record", tuple({"record": charge_of(releases)} for releases in rounds)
     )
-    (own, record), _ = price_of("client", rounds).rounds
-    assert own == charge_of(rounds[0])
-    assert record.mu == pytest.approx(math.hypot(1.0, laplace_mu(0.5)), rel=1e-12)
-    (_, record), (_, second) = price_of("client", rounds, [[0.5, 1.0], [2.0]]).rounds
-    assert record.mu == pytest.approx(math.hypot(0.25, laplace_mu(0.25)), rel=1e-12)
-    assert second.mu == pytest.approx(0.2, rel=1e-12)
-    assert price_of("client", rounds).whole[0] == charge_of([*rounds[0], *rounds[1]])
+    first, _ = price_of("client", rounds).rounds
+    assert first["client"] == charge_of(rounds[0])
+    assert first["record"].mu == pytest.approx(
+        math.hypot(1.0, laplace_mu(0.5)), rel=1e-12
+    )
+    first, second = price_of("client", rounds, [[0.5, 1.0], [2.0]]).rounds
+    assert first["record"].mu == pytest.approx(
+        math.hypot(0.25, laplace_mu(0.25)), rel=1e-12
+    )
+    assert second["record"].mu == pytest.approx(0.2, rel=1e-12)
+    whole = price_of("client", rounds).whole
+    assert whole["client"] == charge_of([*rounds[0], *rounds[1]])
 
 
-def test_a_record_of_a_person_costs_what_the_person_costs():
-    """It moves an answer by no more than all records of the person do together."""
+@pytest.mark.parametrize("moves", [None, [[0.5, 1.0], [0.25]]])
+def test_a_person_of_a_client_is_charged_both_ends_of_the_clip(moves):
+    rounds = [[gaussian(0.5), *laplace(0.25)], [gaussian(0.1)]]
+    first, second = price_of("client", rounds, moves).rounds
+    assert first["person"] == charge_of(rounds[0], [2.0, 2.0])
+    assert second["person"] == charge_of(rounds[1], [2.0])
+
+
+def test_a_run_for_persons_charges_a_record_what_it_charges_a_person():
     rounds = [[gaussian(0.5), *laplace(0.25)], [gaussian(0.1)]]
     price = price_of("person", rounds)
-    assert price.rounds == price_of("record", rounds).rounds
-    assert price.unit == "person"
+    for charges, releases in zip(price.rounds, rounds, strict=True):
+        assert charges == dict.fromkeys(("person", "record"), charge_of(releases))
+    assert list(price.whole) == ["person", "record"]
+
+
+def test_a_run_for_records_bounds_nothing_for_a_person():
+    price = price_of("record", [[gaussian(0.5)]])
+    assert list(price.whole) == list(price.rounds[0]) == ["record"]
 
 
 # -------------------------------------------------------------------------- adversaries

@@ -39,6 +39,7 @@ from flower_kmeans.privacy.ledger import (
     MemoryChangedError,
     StaleAnswerError,
     Vote,
+    spent_by_unit,
     spent_epsilon,
 )
 from flower_kmeans.privacy.ledger_file import FILE_NAME
@@ -205,6 +206,58 @@ def test_beside_runs_for_records_a_run_for_clients_counts_what_one_record_moves(
     ledger.charge(answer_of(2), other, enough, 0, b"")
     assert ledger.epsilon(DELTA) == pytest.approx(both, rel=1e-9)
     assert spent_epsilon(state_dir, DELTA) == ledger.epsilon(DELTA)
+
+
+def person_price(unit):
+    """Return the price of a run without the plan's unit, which no plan needs here."""
+    return price_of(unit, PLAN.rounds)
+
+
+@pytest.mark.claim("threat-model", "ledger-units")
+def test_each_unit_has_a_sum_until_a_run_does_not_cover_it(ledger, state_dir):
+    assert spent_by_unit(state_dir, DELTA) == {"client": 0, "person": 0, "record": 0}
+    ledger.charge(answer_of(1), person_price("client"), LOOSE, 0, b"")
+    assert spent_by_unit(state_dir, DELTA) == {
+        "client": cost(1),
+        "person": cost(4),
+        "record": cost(4),
+    }
+    assert ledger.epsilon(DELTA) == cost(1)
+    ledger.charge(answer_of(2), person_price("person"), LOOSE, 0, b"")
+    assert spent_by_unit(state_dir, DELTA) == {
+        "client": None,
+        "person": cost(5),
+        "record": cost(5),
+    }
+    assert ledger.epsilon(DELTA) == cost(5)
+    ledger.charge(answer_of(3), person_price("record"), LOOSE, 0, b"")
+    for run in (4, 5):
+        assert spent_by_unit(state_dir, DELTA) == {
+            "client": None,
+            "person": None,
+            "record": cost(run + 2),
+        }
+        # Neither a later run for persons nor one for clients brings a number back.
+        unit = {4: "person", 5: "record"}[run]
+        ledger.charge(answer_of(run), person_price(unit), LOOSE, 0, b"")
+    assert spent_epsilon(state_dir, DELTA) == ledger.epsilon(DELTA) == cost(8)
+
+
+@pytest.mark.claim("threat-model", "ledger-units")
+def test_the_limit_is_for_persons_if_all_runs_cover_them(ledger):
+    ledger.charge(answer_of(1), person_price("person"), LOOSE, 0, b"")
+    of_client = person_price("client")
+    with pytest.raises(BudgetError):
+        ledger.charge(answer_of(2), of_client, limit(4), 0, b"")
+    ledger.charge(answer_of(2), of_client, limit(5), 0, b"")
+    assert ledger.epsilon(DELTA) == cost(5)
+
+
+def test_what_a_run_for_persons_did_not_use_comes_back_to_both_sums(ledger, state_dir):
+    ledger.charge(answer_of(t=2), person_price("person"), LOOSE, 0, b"")
+    end(ledger)
+    spent = spent_by_unit(state_dir, DELTA)
+    assert spent == {"client": None, "person": cost(1 / 3), "record": cost(1 / 3)}
 
 
 @pytest.mark.claim("threat-model", "run-ends-result-was")
@@ -762,7 +815,7 @@ def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     assert found == [(3,), (1,), (1,), (1,)]
 
 
-@pytest.mark.parametrize("version", [3, 5])
+@pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("use", USES)
 def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(
     state_dir, version, use
@@ -771,7 +824,7 @@ def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(
     tamper(state_dir, f"PRAGMA user_version = {version}")
     before = (state_dir / FILE_NAME).read_bytes()
     with pytest.raises(
-        LedgerError, match=rf"version 4\. Got version {version} instead"
+        LedgerError, match=rf"version 5\. Got version {version} instead"
     ) as caught:
         use(state_dir)
     assert "\n" not in str(caught.value)

@@ -62,7 +62,8 @@ def spent(node):
 def cost(run, n_rounds=None):
     """Return what the first rounds of a run cost, all by default."""
     rounds = run.price.rounds[:n_rounds]
-    return sum((own for own, _ in rounds), Charge()).epsilon(DELTA)
+    own = [charges[run.price.unit] for charges in rounds]
+    return sum(own, Charge()).epsilon(DELTA)
 
 
 # --------------------------------------------------------------------------- restarts
@@ -346,7 +347,10 @@ def voted_only(tmp_path, others, **document):
 def test_votes_without_an_answer_are_bounded_by_the_budget(tmp_path):
     """A server makes up runs whose documents are padded, and lets a client add in each."""
     first = start(tmp_path, keys="relayed")
-    room = {"max_total_epsilon": (first.run.price.whole[0] * 3).epsilon(DELTA) * 1.0001}
+    room = {
+        "max_total_epsilon": (first.run.price.whole["record"] * 3).epsilon(DELTA)
+        * 1.0001
+    }
     node = first.nodes[0]
     node.policy = replace(node.policy, max_total_delta=DELTA, **room)
     runs = []
@@ -403,7 +407,7 @@ def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
 @pytest.mark.claim("threat-model", "30")
 def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
     first = start(tmp_path)
-    whole = first.run.price.whole[0]
+    whole = first.run.price.whole["record"]
     total = (whole + whole).epsilon(DELTA) * 1.0001
     for node in first.nodes:
         node.policy = replace(

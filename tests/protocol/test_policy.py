@@ -31,13 +31,25 @@ BOX = Box([0, 0], [1, 1])
 NAMED = Box([0, 0], [1, 1], columns=["age", "income"])
 
 
-def make_run(trust="oblivious-server", *, domain=BOX, budget=None, rounds=3, **changes):
+def make_run(
+    trust="oblivious-server",
+    *,
+    domain=BOX,
+    budget=None,
+    rounds=3,
+    shared_by=1,
+    **changes,
+):
     """Return a small run over a domain, with fields of its document changed."""
     if trust == "plain":
         return open_run(encode(make_document(trust, **changes)))
     budget = budget or PrivacyBudget(1.0, 1e-6)
-    n_clients = 10 if budget.protects_clients else None
-    options = {"n_records": 1000, "n_rounds": rounds, "n_clients": n_clients}
+    total = "n_persons" if budget.protects_persons else "n_records"
+    options = {total: 1000, "n_rounds": rounds}
+    if budget.protects_clients:
+        options["n_clients"] = 10
+    if shared_by != 1:
+        options["max_clients_per_person"] = shared_by
     algorithm = FastLloydAlgorithm.planned(2, domain, budget, **options)
     return open_run(encode(make_document(trust, algorithm=algorithm, **changes)))
 
@@ -112,6 +124,7 @@ def test_runs_without_privacy_need_plain_trust():
 
 
 CLIENT_LEVEL = PrivacyBudget(1.0, 1e-6, "client")
+PERSON_LEVEL = PrivacyBudget(1.0, 1e-6, "person")
 LIMITS = [
     ({"max_rounds": 2}, {"rounds": 3}), ({"min_clients": 4}, {"min_clients": 3}),
     ({"max_attempts": 1}, {"max_attempts": 2}), ({"max_colluders": 2}, {"max_colluders": 1}),
@@ -123,6 +136,10 @@ LIMITS = [
     *(({"columns": names}, {"domain": NAMED}) for names in (("income", "age"), ("age",))),
     ({"domain": replace(NAMED, columns=["a", "b"])}, {"domain": NAMED}),
     ({"units": ("client",)}, {}), ({"units": ("record",)}, {"budget": CLIENT_LEVEL}),
+    ({"units": ("person",)}, {}), ({"units": ("person",)}, {"budget": CLIENT_LEVEL}),
+    ({"units": ("record", "client")}, {"budget": PERSON_LEVEL}),
+    ({"max_clients_per_person": 2}, {"budget": PERSON_LEVEL}),
+    ({"max_clients_per_person": 4}, {"budget": PERSON_LEVEL, "shared_by": 3}),
     ({"units": ()}, {}), ({"max_epsilon": 0.99}, {}), ({"max_delta": 0.9e-6}, {}),
 ]  # fmt: skip
 
@@ -146,6 +163,12 @@ def test_pins_and_names_accept_their_own():
     # collude.
     assert accepts(replace(OPEN, units=("client",), max_colluders=9), make_run("plain"))
     assert accepts(replace(OPEN, max_colluders=9), make_run("trusted-server"))
+    # A run that protects records assumes nothing on persons.
+    assert accepts(replace(OPEN, max_clients_per_person=9), run)
+    for shared_by in (2, 3):
+        persons = make_run(budget=PERSON_LEVEL, shared_by=shared_by)
+        own = replace(OPEN, units=("person",), max_clients_per_person=2)
+        assert accepts(own, persons)
     named = make_run(domain=NAMED)
     for limit in (
         {"domain": Box([0, 0], [1, 1])},
@@ -213,7 +236,14 @@ EPSILONS, DELTAS = (
     ("max_epsilon", "max_total_epsilon"),
     ("max_delta", "max_total_delta"),
 )
-COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders", "max_opened")
+COUNTS = (
+    "min_clients",
+    "max_rounds",
+    "max_attempts",
+    "max_colluders",
+    "max_clients_per_person",
+    "max_opened",
+)
 BAD = [
     *((VALUE, name, value) for name in EPSILONS for value in (0.0, -1.0, math.nan)),
     *((VALUE, name, value) for name in DELTAS for value in (1.0, -1e-9, math.nan)),
@@ -247,6 +277,7 @@ def test_columns_are_those_of_the_domain(columns):
 SETTINGS = {
     "trusts": ("oblivious-server", "trusted-server"), "max_epsilon": 0.5, "max_delta": 1e-7,
     "min_clients": 5, "max_rounds": 20, "max_attempts": 2, "max_colluders": 3,
+    "max_clients_per_person": 2,
     "algorithms": ("fastlloyd",), "roster_file": "roster.toml",
     "member_key_file": "/etc/kmeans/a.key", "in_memory": False, "copy_records": False,
     "state_dir": "/var/lib/kmeans", "max_total_epsilon": 3, "max_total_delta": 1e-8,
@@ -431,11 +462,12 @@ policies = st.builds(
     max_rounds=st.integers(1, 5),
     max_attempts=st.integers(1, 3),
     max_colluders=st.integers(1, 2),
+    max_clients_per_person=st.integers(1, 2),
     copy_records=st.booleans(),
     algorithms=st.none() | some("fastlloyd", "glloyd", "lloyd"),
     domain=st.sampled_from([None, BOX, Box([0, 0], [1, 1], columns=["x", "y"])]),
     columns=st.sampled_from([None, ("x", "y")]),
-    units=some("record", "client"),
+    units=some("record", "client", "person"),
     in_memory=st.booleans(),
     state_dir=st.sampled_from([None, "/state"]),
     max_total_epsilon=st.sampled_from([1.0, 10.0]),

@@ -10,7 +10,7 @@ import pytest
 from harness import run_recorded, write_roster
 from scipy import stats
 
-from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report, simulate
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
@@ -323,6 +323,72 @@ def test_a_report_names_the_theorems_of_its_guarantee():
     assert "Theorem 28, and for clients in Theorems 34 and 35." in clients
     assert "is proved in" not in " ".join(made("plain", theorems=(13,)).statements)
     assert "is proved in" not in " ".join(made("trusted-server").statements)
+
+
+def persons_of(**options):
+    """Return the result of a run that protects persons, with three records each."""
+    budget = PrivacyBudget(2.0, unit="person")
+    strategy = FastLloyd(2, BOX, budget, n_clients=6, n_persons=50, **options)
+    persons = [
+        [f"{i}-{j // 3}" for j in range(len(part))] for i, part in enumerate(PARTS)
+    ]
+    return simulate(strategy, PARTS, persons=persons)
+
+
+@pytest.mark.claim("reading-a-report", "sizes-of-persons")
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_run_for_persons_says_so(most):
+    clustering = persons_of(max_clients_per_person=most)
+    report = clustering.report
+    assert report.unit == "person"
+    assert report.neighbours == (
+        "all records of one person replaced by null records, which add nothing; the number of "
+        "persons, n_persons, is public"
+    )
+    text = " ".join(report.statements)
+    for words in (
+        "sizes of clusters are numbers of persons, also fractions",
+        "One person with all their records is protected, and groups are groups of persons.",
+        "ids are never compared between clients",
+        f"has records at {'1 client' if most == 1 else '3 clients'} at most",
+        f"A person at h > {most} clients has the guarantee of a group of",
+        "Theorems 13, 14, and for persons in Theorem 51.",
+        "Not protected: n_persons, participation, timing",
+        "A person with an unusual number of records costs the client a little more time.",
+    ):
+        assert words in text
+    values = report.to_dict()
+    assert (values["n_records"], values["n_persons"]) == (None, 50)
+    assert values["max_clients_per_person"] == most
+    assert report.facts["protected"] == "one person"
+    page = html_report(clustering)
+    for words in (
+        "One person with all their records is protected.",
+        "epsilon for a group of 10 persons",
+        "Sizes are numbers of persons, also fractions",
+        "n_persons, public planning figure",
+    ):
+        assert words in page
+    assert "n_records, public planning figure" not in page
+
+
+def test_a_run_for_records_says_nothing_of_persons():
+    report = report_of(fast("trusted-server"))
+    assert "person" not in " ".join(report.statements)
+    assert report.to_dict()["max_clients_per_person"] is None
+    assert report.to_dict()["n_persons"] is None
+
+
+@pytest.mark.claim("reading-a-report", "plan-warns-of-few-persons")
+def test_the_plan_and_the_page_warn_of_too_few_persons():
+    few = persons_of()
+    (note,) = few.report.to_dict()["notes"]
+    assert note.startswith("WARNING: mu n_persons / (k sqrt(d)) is")
+    assert "mu n_persons / (k sqrt(d))" in html_report(few)
+    assert note in few.report.plan.describe()
+    budget = PrivacyBudget(2.0, unit="person")
+    many = FastLloyd(2, BOX, budget, n_clients=6, n_persons=5_000)
+    assert many.plan.notes == ()
 
 
 @pytest.mark.claim("reading-a-report", "run-lists-parameters-runs")

@@ -39,6 +39,7 @@ from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.protocol.wire import from_content, to_content
 from flower_kmeans.secagg.primitives import public_key
 from flower_kmeans.simulation import engines
+from flower_kmeans.simulation.clients import Loading
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import VerticalKMeans
 from flower_kmeans.version import __version__
@@ -98,7 +99,7 @@ class Recorder(ClientApp):
             replace(ONE_WORKER, work_dir=directory),
             (),
             SharedWork(),
-            lambda context: self.parts[context.node_config["partition-id"]],
+            Loading(lambda context: self.parts[context.node_config["partition-id"]]),
             lambda result, context: self.results.update(
                 {context.node_config["partition-id"]: result}
             ),

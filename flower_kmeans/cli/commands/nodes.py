@@ -1,4 +1,4 @@
-"""``keygen``, ``check`` and ``forget``: for the people who run nodes."""
+"""``keygen``, ``check``, ``ledger`` and ``forget``: for the people who run nodes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from flower_kmeans.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from flower_kmeans.data.reading import Reading
+    from flower_kmeans.protocol.policy import ClientPolicy
 
 
 def keygen(
@@ -111,7 +112,8 @@ def check(
     """Check, as the user who runs a node, whether it could take part. Nothing is changed.
 
     The records are read as the node reads them. Exit code 0 if it could take part, 1
-    otherwise. No record's value and no number of records is printed.
+    otherwise. No record's value is printed. Numbers of records are printed only in the
+    row on persons, for the holder of the table alone.
     """
     with one_sentence():
         from flower_kmeans.cli.check import check_node, print_findings
@@ -129,15 +131,28 @@ def check(
             raise typer.Exit(1)
 
 
-def forget(
-    *,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The directory with the node's ledger.")
-    ] = None,
-    policy_file: Annotated[
-        Path | None, typer.Option(help="Or the policy that names that directory.")
-    ] = None,
-) -> None:
+_StateDir = Annotated[
+    Path | None, typer.Option(help="The directory with the node's ledger.")
+]
+_PolicyFile = Annotated[
+    Path | None, typer.Option(help="Or the policy that names that directory.")
+]
+
+
+def ledger(*, state_dir: _StateDir = None, policy_file: _PolicyFile = None) -> None:
+    """Print what all runs cost together, by unit of privacy. Nothing is changed.
+
+    A unit is not covered from the first run on that does not protect it: runs for
+    records bound nothing for a person with many records. The total of the policy holds
+    for the first unit that is covered.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.check import print_ledger
+
+        print_ledger(Console(highlight=False), _policy_of(state_dir, policy_file))
+
+
+def forget(*, state_dir: _StateDir = None, policy_file: _PolicyFile = None) -> None:
     """Erase the secrets of runs that never ended from a node's ledger.
 
     A failed run leaves its keys there, for 30 days at most. Charges for answered rounds
@@ -148,20 +163,10 @@ def forget(
         from flower_kmeans.privacy.ledger import Ledger
         from flower_kmeans.privacy.ledger_file import find_private_file
         from flower_kmeans.protocol.leftovers import erase_ended
-        from flower_kmeans.protocol.policy import ClientPolicy
         from flower_kmeans.protocol.session import forget_unfinished, remove_copies
 
-        if (state_dir is None) == (policy_file is None):
-            raise ConfigurationError("Expected either --state-dir or --policy-file.")
-        if policy_file is not None:
-            policy = ClientPolicy.from_file(policy_file)
-        else:
-            policy = ClientPolicy(state_dir=state_dir)
-        named = policy.state_dir
-        if named is None:
-            raise ConfigurationError(
-                f"The policy file {policy_file} names no state_dir."
-            )
+        policy = _policy_of(state_dir, policy_file)
+        named = str(policy.state_dir)
         if find_private_file(Path(named)) is None:
             raise ConfigurationError(f"There is no ledger in {named}.")
         with Ledger(named) as ledger:
@@ -174,6 +179,20 @@ def forget(
             f"Forgot {counted(n, 'unfinished run')} in {named}. Charges for answered rounds stay; "
             "reservations for further rounds are returned."
         )
+
+
+def _policy_of(state_dir: Path | None, policy_file: Path | None) -> "ClientPolicy":
+    """Return a policy that names a ``state_dir``: the given one, or a file's."""
+    from flower_kmeans.protocol.policy import ClientPolicy
+
+    if (state_dir is None) == (policy_file is None):
+        raise ConfigurationError("Expected either --state-dir or --policy-file.")
+    if policy_file is None:
+        return ClientPolicy(state_dir=state_dir)
+    policy = ClientPolicy.from_file(policy_file)
+    if policy.state_dir is None:
+        raise ConfigurationError(f"The policy file {policy_file} names no state_dir.")
+    return policy
 
 
 def _acceptance(text: str) -> tuple[str, str]:

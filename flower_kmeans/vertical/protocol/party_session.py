@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.arrays import IntArray
-from flower_kmeans.privacy.filter import Charge, Price
+from flower_kmeans.privacy.filter import Price, no_charges
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import checks, transcript
@@ -157,7 +157,7 @@ class PartySession:
         price = self.run.price
         if price is None:
             return None
-        free_rounds = [(Charge(), Charge())] * self.shape.n_rounds
+        free_rounds = [no_charges(price.unit)] * self.shape.n_rounds
         return Price(price.unit, (price.whole, *free_rounds))
 
     # ------------------------------------------------------------------ secrets
