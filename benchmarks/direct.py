@@ -15,6 +15,7 @@ from flower_kmeans.algorithms import Algorithm, State
 from flower_kmeans.algorithms.answers import answer_of, reconstructed, words_of_rows
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.state import Query
+from flower_kmeans.algorithms.tightened import records_of
 from flower_kmeans.data.persons import (
     counts_of,
     keys_of,
@@ -63,7 +64,8 @@ def _answers(
     if persons is None:
 
         def of_records(query: Query) -> NDArray[np.int64]:
-            grid = algorithm.records_of(query, algorithm.domain.counted(records))
+            counted = algorithm.domain.counted(records)
+            grid = records_of(algorithm, query, counted)
             answer = answer_of(algorithm, query, grid)
             return algorithm.layout(query.round).flatten(answer)
 

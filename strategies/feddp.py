@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans.algorithms import tightened
 from flower_kmeans.algorithms.feddp import Contribution, FedDPAlgorithm
 from flower_kmeans.algorithms.feddp_lloyd import Sums
 from flower_kmeans.algorithms.numerics.initialization import public_generator
@@ -190,6 +191,6 @@ class FedDPKMeans(KMeansStrategy):
         source = public_generator(self.seed, 0) if rng is None else rng
         state = self._running.state
         # With `tighten` another object has the ranges that the run found.
-        within: Any = self.algorithm.at(state)
+        within: Any = tightened.at(self.algorithm, state)
         elbow: NDArray[np.float64] = within.seeding.elbow(state, k_max, source)
         return elbow

@@ -422,7 +422,7 @@ optional
             If no run has started.
         """
         self._require_sight()
-        return self.algorithm.released_domain(self._running.state)
+        return tightened.released_domain(self.algorithm, self._running.state)
 
     @property
     def synopsis(self) -> Synopsis | None:
@@ -448,7 +448,7 @@ optional
 
     def _note(self) -> None:
         """Add the notes of the algorithm, and warnings about sizes and persons, to the plan."""
-        cautions = list(self.algorithm.cautions)
+        cautions = list(tightened.cautions(self.algorithm))
         of_persons = note_on_persons(self.algorithm)
         if of_persons is not None:
             cautions.append(of_persons)
@@ -458,7 +458,7 @@ optional
             if note is not None:
                 cautions.append(note)
         self._cautions = tuple(cautions)
-        notes = (*self.algorithm.notes, *cautions)
+        notes = (*tightened.notes(self.algorithm), *cautions)
         if notes != self.plan.notes:
             self.plan = replace(self.plan, notes=notes)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import client_clipping, weights
+from flower_kmeans.algorithms import client_clipping, tightened, weights
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.state import Query
@@ -40,13 +40,13 @@ def split(
     algorithm: Algorithm, rows: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the records of rows, (m, d), and their weights, (m,), if records have weights."""
-    if not algorithm.weighs_records:
+    if not weights.weighs_records(algorithm):
         return rows, None
     return rows[:, :-1], rows[:, -1]
 
 
 def _records(algorithm: Algorithm, query: Query, points: NDArray[Any]) -> GridRecords:
-    return algorithm.records_of(query, algorithm.domain.counted(points))
+    return tightened.records_of(algorithm, query, algorithm.domain.counted(points))
 
 
 def _words(algorithm: Algorithm, query: Query, records: GridRecords) -> IntArray:
@@ -84,7 +84,7 @@ def reconstructed(
     """Return the statistic of a round's reconstructed or unmasked words, (words,).
 
     With weights, each word is divided by the full weight: it is post-processing, so it
-    costs no privacy (docs/guarantees, Theorem 51). ``answered`` and ``n_answers`` are
+    costs no privacy (docs/guarantees, Theorem 46). ``answered`` and ``n_answers`` are
     those of `Statistic`.
     """
     scaled = weights.in_records(words, algorithm.full_weight)

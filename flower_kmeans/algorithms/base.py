@@ -21,7 +21,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import feasibility, weights
@@ -69,7 +68,7 @@ class Algorithm(ABC):
     ``n_records``, ``n_persons`` and ``n_clients`` are public planning numbers. A private
     budget requires ``n_records``, or ``n_persons`` in its place with ``unit="person"``.
     With ``weighted`` each record has a weight in [0, 1], and ``n_records`` is the planned
-    total of the weights. ``full_weight`` is W (docs/guarantees, Theorem 51). A budget
+    total of the weights. ``full_weight`` is W (docs/guarantees, Theorem 46). A budget
     with ``unit="client"`` requires ``n_clients``; other budgets refuse it, unless the
     algorithm ``bounds_clients``. With ``unit="client"``, ``clip`` is how many records'
     worth of one client count in each release. The grid's step is ``2**-fraction_bits`` of
@@ -151,10 +150,10 @@ class Algorithm(ABC):
                 "Expected a domain from public knowledge with a private budget. Got one that was "
                 "read off records (from_records): no epsilon holds with it."
             )
-        total = self.planned_total
+        total = weights.planned_total(self)
         if total is not None and self.n_clusters > total:
             raise ConfigurationError(
-                f"Expected n_clusters of at most {self.total_name}={total}. "
+                f"Expected n_clusters of at most {weights.total_name(budget)}={total}. "
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
@@ -195,16 +194,6 @@ class Algorithm(ABC):
         algorithm.require_feasible()
         return algorithm
 
-    @classmethod
-    def objection_to_tighten(
-        cls, budget: PrivacyBudget, options: Mapping[str, Any]
-    ) -> str | None:
-        """Return why a run with these options cannot begin with ranges of columns, or ``None``.
-
-        By default it can: each later round is that of a run over other bounds.
-        """
-        return None
-
     @abstractmethod
     def layout(self, round_number: int) -> Layout:
         """Return the layout of a round's statistic. Rounds count from 1."""
@@ -224,27 +213,6 @@ class Algorithm(ABC):
         """
 
     @property
-    def weighs_records(self) -> bool:
-        """Whether each record has a weight: its person's, its own, or both."""
-        return self.budget.counts_persons or self.weighted
-
-    @property
-    def record_width(self) -> int:
-        """Number of columns of a client's blocks. With weights, the last one holds them."""
-        return self.domain.n_features + int(self.weighs_records)
-
-    @property
-    def planned_total(self) -> int | None:
-        """Public total to which all counts add up: ``n_persons`` or ``n_records``."""
-        total: int | None = getattr(self, self.total_name)
-        return total
-
-    @property
-    def total_name(self) -> str:
-        """Name of the parameter with the planned total."""
-        return "n_persons" if self.budget.counts_persons else "n_records"
-
-    @property
     def clipping(self) -> Clipping:
         """The clips that limit the part of one client in each release."""
         _require_clip_of_clients(self)  # nothing may go on without it
@@ -255,16 +223,6 @@ class Algorithm(ABC):
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         n_clients = None if self.clip is None else self.n_clients
         return calibrate(self.budget, rounds, self.n_records, n_clients, self.n_persons)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences of the plan beside its table."""
-        return ()
-
-    @property
-    def cautions(self) -> tuple[str, ...]:
-        """Warnings of the plan, which begin with WARNING."""
-        return ()
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -325,10 +283,6 @@ class Algorithm(ABC):
         }
         return Query(state.round + 1, arrays)
 
-    def records_of(self, query: Query, rows: NDArray[Any]) -> GridRecords:
-        """Return finite rows (m, d) in the user's units as records of a round's grid."""
-        return GridRecords(rows, self.domain, self.fraction_bits)
-
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the integers that records add to a round's sum; zeros for no records.
@@ -365,14 +319,6 @@ class Algorithm(ABC):
         may depend on them, because it would reveal words that nobody may see. ``rng`` is
         for algorithms that are not replayable.
         """
-
-    def at(self, state: State) -> "Algorithm":
-        """Return the algorithm over the bounds that the state's next round reads."""
-        return self
-
-    def released_domain(self, state: State) -> Domain:
-        """Return the domain of the results: with ranges that the run released, if any."""
-        return self.domain
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
@@ -430,7 +376,9 @@ def with_delta(budget: PrivacyBudget, options: Mapping[str, Any]) -> PrivacyBudg
     """Return a budget with its default delta, unless the number of units is missing."""
     # A default delta depends on the number of units that the budget protects.
     n_clients = options.get("n_clients")
-    n_units = n_clients if budget.protects_clients else planned_total(budget, options)
+    n_units = (
+        n_clients if budget.protects_clients else weights.given_total(budget, options)
+    )
     if n_units is None:
         return budget
     return budget.resolved(n_units)
@@ -458,9 +406,3 @@ def resolved(
         # The largest, which `feasibility.with_capacity` halves where sums need room.
         fields.setdefault("full_weight", MOST_WEIGHT)
     return {**fields, "domain": domain, "budget": budget}
-
-
-def planned_total(budget: PrivacyBudget, options: Mapping[str, Any]) -> Any:
-    """Return the public total of options: ``n_persons`` or ``n_records``, by the unit."""
-    name = "n_persons" if budget.counts_persons else "n_records"
-    return options.get(name)

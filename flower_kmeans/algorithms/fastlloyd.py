@@ -33,6 +33,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
 from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords, Sphere, row_sums
 from flower_kmeans.errors import ConfigurationError
@@ -232,7 +233,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         # Clipped clients count as fewer records than they have, and only counts show how
         # many. Records missing for other reasons look far away, which makes the radius
         # a little longer.
-        planned = self.planned_total
+        planned = planned_total(self)
         if planned is None or self.clip is not None:
             total = math.fsum(sizes)
         else:

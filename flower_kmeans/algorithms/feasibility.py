@@ -8,7 +8,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flower_kmeans.algorithms.weights import AnyAlgorithm, with_room
+from flower_kmeans.algorithms.weights import (
+    AnyAlgorithm,
+    planned_total,
+    total_name,
+    with_room,
+)
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.release import Mechanism
 
@@ -78,7 +83,7 @@ def require_capacity(
     ConfigurationError
         If a word could reach the limit.
     """
-    total = algorithm.planned_total
+    total = planned_total(algorithm)
     if total is None:
         return
     # A client that adds means adds as much as one record, and there may be more clients
@@ -125,8 +130,8 @@ def _require_room(
     require_below(
         bound,
         limit,
-        f"They come from {algorithm.total_name}={algorithm.planned_total} and noise of up to "
-        f"{noise:.3g} units in the release {name!r} at fraction_bits="
+        f"They come from {total_name(algorithm.budget)}={planned_total(algorithm)} and noise of "
+        f"up to {noise:.3g} units in the release {name!r} at fraction_bits="
         f"{algorithm.fraction_bits}: take fewer fraction_bits or a larger epsilon.",
     )
 

@@ -149,19 +149,6 @@ class FedDPAlgorithm(base.Algorithm):
         draft.require_feasible()
         return draft
 
-    @classmethod
-    def objection_to_tighten(
-        cls, budget: PrivacyBudget, options: Mapping[str, Any]
-    ) -> str | None:
-        """Return why no round can find ranges: clips from points are planned before it."""
-        follow = options.get("clip") is None and options.get("server_data") is not None
-        if budget.protects_clients and follow:
-            return (
-                "its clips follow from server_data within the bounds, before ranges are known: "
-                "give clip"
-            )
-        return None
-
     def __post_init__(self) -> None:
         """Check every parameter."""
         super().__post_init__()

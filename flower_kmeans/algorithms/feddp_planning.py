@@ -13,6 +13,7 @@ from flower_kmeans.algorithms.feddp_seeding import ANY_WEIGHT, MOST_WEIGHT
 from flower_kmeans.algorithms.feddp_stage import LIFT, WEIGHTS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS
 from flower_kmeans.algorithms.numerics.initialization import check_server_data
+from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ def suitable_rounds(draft: "FedDPAlgorithm") -> int:
     The draft must have two rounds.
     """
     most = MOST_AUTO_LLOYD_ROUNDS
-    if draft.planned_total is None:
+    total = planned_total(draft)
+    if total is None:
         return most
     noise = draft.noise_of(LIFT + 1)[SUMS] * math.sqrt(draft.domain.n_features)
-    size = draft.planned_total / draft.n_clusters
+    size = total / draft.n_clusters
     if draft.adds_means:
         size = float(
             draft.n_clients or size

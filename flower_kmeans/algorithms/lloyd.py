@@ -35,6 +35,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.canonical import array_from_text, array_to_text
 from flower_kmeans.data.domain import Box, Domain, GridRecords, Sphere
@@ -345,11 +346,12 @@ class LloydFamily(base.Algorithm):
     @property
     def _planning_records(self) -> float | None:
         """N in the papers' formulas for the number of rounds."""
-        if self.planned_total is None:
+        total = planned_total(self)
+        if total is None:
             return None
         # The formulas use N only relative to the noise's standard deviation, which has
         # the clip as a factor.
-        return self.planned_total / (self.clip or 1)
+        return total / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
@@ -452,20 +454,11 @@ class SuLloydAlgorithm(LloydFamily):
     ``domain.l1_bound`` in l1, and all counts together by one. With ``delta=0`` the run
     is purely differentially private. With a positive delta and a
     box, each column of the sums is accounted for separately, which needs less noise if
-    there are many columns (docs/guarantees, Theorems 15 and 51). ``unit="client"`` has
+    there are many columns (docs/guarantees, Theorems 15 and 46). ``unit="client"`` has
     the joint bound.
     """
 
     name: ClassVar[str] = "sulloyd"
-
-    @classmethod
-    def objection_to_tighten(
-        cls, budget: PrivacyBudget, options: Mapping[str, Any]
-    ) -> str | None:
-        """Return why no round can find ranges: all noise is Laplace noise."""
-        return (
-            "its noise is Laplace noise, and histograms of columns need Gaussian noise"
-        )
 
     def suitable_rounds(self) -> int:
         """Return the number of rounds by Su et al."""

@@ -56,6 +56,7 @@ from flower_kmeans.algorithms.pe_means_population import (
 )
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -331,7 +332,8 @@ class PEMeansAlgorithm(Algorithm):
         Only the first ``size`` words have candidates. Their noise has the standard
         deviation ``noise``, in records.
         """
-        planned = math.inf if self.planned_total is None else float(self.planned_total)
+        given = planned_total(self)
+        planned = math.inf if given is None else float(given)
         counts = scaled(votes, self.fraction_bits)
         of_word = noise * math.sqrt(size / len(votes))
         total = expected_total(counts, of_word, planned, answered)
@@ -459,9 +461,10 @@ class PEMeansAlgorithm(Algorithm):
 
     def suitable_variations(self) -> int:
         """Return the paper's L (Section IV-C), or without N as many as the cap allows."""
-        if self.planned_total is None:
+        total = planned_total(self)
+        if total is None:
             return self.max_candidates // self.n_clusters - 1
-        return max(self.planned_total // 5, 4)
+        return max(total // 5, 4)
 
     def suitable_rounds(self) -> int:
         """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C).

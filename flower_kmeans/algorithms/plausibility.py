@@ -22,6 +22,7 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.state import State
+from flower_kmeans.algorithms.weights import planned_total, total_name, weighs_records
 from flower_kmeans.arrays import BoolArray, FloatArray
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.plan import Release
@@ -131,7 +132,7 @@ class _Round:
         self.one = 2.0**algorithm.fraction_bits
         noise = algorithm.noise_of(self.number)
         self.noise = {name: std * noise_factor for name, std in noise.items()}
-        if algorithm.weighs_records:
+        if weighs_records(algorithm):
             # Each word of a sum was rounded to the nearest integer.
             for name in self.noise.keys() - {self.meaning.counts}:
                 self.noise[name] = math.hypot(self.noise[name], 0.5)
@@ -158,13 +159,13 @@ class _Round:
     @property
     def _has_known_total(self) -> bool:
         """Whether the planned total bounds the total. With clipped clients it does not."""
-        has_total = self.algorithm.planned_total is not None
+        has_total = planned_total(self.algorithm) is not None
         return has_total and self.algorithm.clip is None
 
     @property
     def _planned(self) -> int:
         """The planned number of records, or 1 if there is none."""
-        return self.algorithm.planned_total or 1
+        return planned_total(self.algorithm) or 1
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings. Every test is made for every value."""
@@ -195,7 +196,7 @@ class _Round:
         return np.full(self._n_places, size), 0.0
 
     def _of_total(self) -> Iterator[Finding]:
-        planned = self.algorithm.planned_total
+        planned = planned_total(self.algorithm)
         if planned is None or not self.meaning.are_records:
             return
         counts, noise = self._counts
@@ -499,15 +500,15 @@ _SENTENCES = {
 
 def _words(algorithm: Algorithm, kind: FindingKind, found: Sequence[Finding]) -> str:
     """Return the sentences about the findings of one kind."""
-    total = algorithm.planned_total
+    total = planned_total(algorithm)
     planned = "unknown" if total is None else f"{total:,}"
     return _SENTENCES[kind].format(
         where=_rounds([finding.round for finding in found]),
         most=max(found, key=lambda finding: abs(finding.value)),
         least=min(found, key=lambda finding: finding.value),
         planned=planned,
-        total_name=algorithm.total_name,
-        counted=algorithm.total_name.removeprefix("n_"),
+        total_name=total_name(algorithm.budget),
+        counted=total_name(algorithm.budget).removeprefix("n_"),
         k=algorithm.n_clusters,
         factor=FACTOR,
         light=LIGHT,

@@ -65,6 +65,7 @@ from flower_kmeans.algorithms.synopsis_state import (
     Setting,
     Stage,
 )
+from flower_kmeans.algorithms.weights import given_total, planned_total, weighs_records
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -414,7 +415,7 @@ class SynopsisAlgorithm(base.Algorithm):
                     "Expected n_clusters as an integer with min_clusters. "
                     f"Got {numbers} and min_clusters={options['min_clusters']}."
                 )
-            least, numbers = _any_clusters(numbers, base.planned_total(budget, options))
+            least, numbers = _any_clusters(numbers, given_total(budget, options))
             options["min_clusters"] = least
         options["clips"] = clips
         fields = base.resolved(cls, numbers, domain, budget, options)
@@ -428,7 +429,7 @@ class SynopsisAlgorithm(base.Algorithm):
                 # m records in m cells have the norm sqrt(m)
                 clip = fields["clip"] = max(1.0, math.sqrt(clip))
         schedule = Schedule.of(
-            _planned_signal(fields["budget"], base.planned_total(budget, fields), clip),
+            _planned_signal(fields["budget"], given_total(budget, fields), clip),
             numbers,
             domain.n_features,
             SIZING_ROUNDS if _has_bounds(fields) else 0,
@@ -458,7 +459,7 @@ class SynopsisAlgorithm(base.Algorithm):
     def _check_schedule(self) -> None:
         """Require the schedule of a run with these parameters."""
         schedule = self.schedule
-        signal = _planned_signal(self.budget, self.planned_total, self.clip)
+        signal = _planned_signal(self.budget, planned_total(self), self.clip)
         if not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
             raise ConfigurationError(
                 f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
@@ -510,7 +511,7 @@ class SynopsisAlgorithm(base.Algorithm):
                 "Expected min_size=None and max_size=None with unit='client': counts of clients "
                 f"that are clipped are no sizes. {given}."
             )
-        if self.weighs_records:
+        if weighs_records(self):
             raise ConfigurationError(
                 "Expected min_size=None and max_size=None with unit='person' or weighted=True: "
                 f"sizes would be fractions of persons or of records. {given}."
@@ -587,7 +588,8 @@ class SynopsisAlgorithm(base.Algorithm):
     @cached_property
     def _setting(self) -> Setting:
         """The public figures that all stages share."""
-        total = math.inf if self.planned_total is None else float(self.planned_total)
+        planned = planned_total(self)
+        total = math.inf if planned is None else float(planned)
         return Setting(
             domain=self.domain,
             fraction_bits=self.fraction_bits,
@@ -648,7 +650,7 @@ class SynopsisAlgorithm(base.Algorithm):
         if not self.budget.is_private:
             return dict.fromkeys(sensitivities, 0.0)
         # `_planned_signal`, solved for mu.
-        total = cast(int, self.planned_total)
+        total = cast(int, planned_total(self))
         mu = self.schedule.signal * (self.clip or 1.0) / total
         found = {}
         for release in self.releases(round_number):

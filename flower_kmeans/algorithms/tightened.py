@@ -87,9 +87,13 @@ def made(
     """
     if not isinstance(domain, Box) or domain.tighten is None:
         return make(domain, budget)
-    objection = kind.objection_to_tighten(budget, options)
-    if objection is not None:
-        raise _refusal(kind, domain, objection)
+    follow = options.get("server_data") is not None and options.get("clip") is None
+    if budget.protects_clients and follow:
+        why = (
+            "its clips follow from server_data within the bounds, before ranges are known: "
+            "give clip"
+        )
+        raise _refusal(kind, domain, why)
     budget = with_delta(budget, options)
     outer = domain.read_within(domain.lower, domain.upper)
     inner = make(outer, rest_of(budget, domain.tighten))
@@ -350,7 +354,7 @@ class Tightened(Algorithm):
             outer = Box(self._box.lower, self._box.upper)
             return GridRecords(rows, outer, ranges.READING_BITS)
         inner, asked = query.kept.once(_asked, self, query)
-        return inner.records_of(asked, rows)
+        return records_of(inner, asked, rows)
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the histograms of records, or the statistic of the inner algorithm.
@@ -564,3 +568,41 @@ class _MixtureWithin:
         """Return the mixture; ``None`` before the run has learned it."""
         mixture = cast(MixtureCapability, self.whole.at(state).mixture)
         return mixture.learned(_of_inner(state), noise_factor)
+
+
+# ----------------------------------------------------- of algorithms with and without ranges
+
+
+def records_of(algorithm: Algorithm, query: Query, rows: NDArray[Any]) -> GridRecords:
+    """Return rows (m, d) in the user's units as records of a round."""
+    if isinstance(algorithm, Tightened):
+        return algorithm.records_of(query, rows)
+    return GridRecords(rows, algorithm.domain, algorithm.fraction_bits)
+
+
+def at(algorithm: Algorithm, state: State) -> Algorithm:
+    """Return the algorithm over the ranges that a state has, if it has any."""
+    if isinstance(algorithm, Tightened):
+        return algorithm.at(state)
+    return algorithm
+
+
+def released_domain(algorithm: Algorithm, state: State) -> Domain:
+    """Return the domain of a result: with the ranges of a state in place of outer bounds."""
+    if isinstance(algorithm, Tightened):
+        return algorithm.released_domain(state)
+    return algorithm.domain
+
+
+def notes(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return sentences of the plan about ranges, beside its table."""
+    if isinstance(algorithm, Tightened):
+        return algorithm.notes
+    return ()
+
+
+def cautions(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return warnings of the plan about ranges, which begin with WARNING."""
+    if isinstance(algorithm, Tightened):
+        return algorithm.cautions
+    return ()

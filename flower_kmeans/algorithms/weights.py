@@ -4,11 +4,11 @@ A run with weights multiplies the statistic of each record by an integer weight.
 weights of one unit of privacy add up to the full weight W at most, so the unit moves a
 sum by at most W times what one record moves it without weights. Sensitivities and noise
 are W times as large, and every reconstructed word is divided by W (docs/guarantees,
-Theorems 51 and 52).
+Theorems 46 and 47).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_kmeans.arrays import IntArray
@@ -20,6 +20,7 @@ from flower_kmeans.parameters import (
     left_out,
     whole,
 )
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 
 if TYPE_CHECKING:
@@ -43,10 +44,38 @@ MOST_CLIENTS = left_out(whole(1, LEAST_WEIGHT))
 """g: with more, the records of a person at one client could weigh nothing."""
 
 
+def weighs_records(algorithm: "Algorithm") -> bool:
+    """Return whether each record has a weight: its person's, one by a public rule, or both."""
+    return algorithm.budget.counts_persons or algorithm.weighted
+
+
+def record_width(algorithm: "Algorithm") -> int:
+    """Return the number of columns of a client's blocks. With weights, the last one has them."""
+    return algorithm.domain.n_features + int(weighs_records(algorithm))
+
+
+def total_name(budget: PrivacyBudget) -> str:
+    """Return the name of the parameter with the public total to which all counts add up."""
+    if budget.counts_persons:
+        return "n_persons"
+    return "n_records"
+
+
+def planned_total(algorithm: "Algorithm") -> int | None:
+    """Return the public total to which all counts add up."""
+    total: int | None = getattr(algorithm, total_name(algorithm.budget))
+    return total
+
+
+def given_total(budget: PrivacyBudget, options: Mapping[str, Any]) -> Any:
+    """Return the public total of options, by the budget's unit."""
+    return options.get(total_name(budget))
+
+
 def require_weights(algorithm: "Algorithm") -> None:
     """Require parameters of weights that fit together, and an algorithm that takes weights."""
     by_person = algorithm.budget.counts_persons
-    if algorithm.weighs_records and not algorithm.takes_weights:
+    if weighs_records(algorithm) and not algorithm.takes_weights:
         wanted = "weighted=False"
         got = "weighted=True"
         if by_person:
@@ -56,7 +85,7 @@ def require_weights(algorithm: "Algorithm") -> None:
             f"Expected {wanted} for {type(algorithm).__name__}, whose answer is not a sum over "
             f"records. Got {got} instead."
         )
-    if (algorithm.full_weight is not None) != algorithm.weighs_records:
+    if (algorithm.full_weight is not None) != weighs_records(algorithm):
         raise ConfigurationError(
             "Expected full_weight exactly with unit='person' or weighted=True. "
             f"Got full_weight={algorithm.full_weight}, unit={algorithm.budget.unit!r} and "
@@ -84,7 +113,7 @@ def _require_total(algorithm: "Algorithm") -> None:
             f"Expected {other}=None with unit={algorithm.budget.unit!r}, whose public total is "
             f"{wanted}. Got {getattr(algorithm, other)} instead."
         )
-    if algorithm.planned_total is None and algorithm.budget.is_private:
+    if planned_total(algorithm) is None and algorithm.budget.is_private:
         raise ConfigurationError(
             f"{wanted} is required with a private budget: a public total number of {what}, "
             "from which noise and rounds are planned. Got None."

@@ -2,7 +2,7 @@
 
 A weight depends on the number and order of the person's own usable records alone: not on
 other persons, on values, or on the division of records into blocks (docs/guarantees,
-Theorem 51). Ids are compared by keyed hashes, because a Python object for each person
+Theorem 46). Ids are compared by keyed hashes, because a Python object for each person
 would take most of a client's memory. Nothing here leaves the client.
 """
 

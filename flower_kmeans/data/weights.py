@@ -1,7 +1,7 @@
 """Integer weights of a client's records: of persons, by a public rule, or both.
 
 The weights of the records of one unit of privacy add up to the full weight W at most
-(docs/guarantees, Theorems 51 and 52). They are private: only their upper bound W is
+(docs/guarantees, Theorems 46 and 47). They are private: only their upper bound W is
 public.
 """
 

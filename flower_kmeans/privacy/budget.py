@@ -30,7 +30,7 @@ class PrivacyBudget:
     unit : {"record", "client", "person"}
         The unit of privacy: neighbouring data differ in one record, in one client with
         all its records (docs/guarantees, Theorem 2), or in one person with all records
-        that have the person's id (docs/guarantees, Theorem 51).
+        that have the person's id (docs/guarantees, Theorem 46).
 
     Raises
     ------

@@ -19,6 +19,7 @@ from flower_kmeans import errors
 from flower_kmeans.algorithms.answers import split, words_of_rows
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query
+from flower_kmeans.algorithms.weights import record_width
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.data.findings import moved_text
@@ -133,7 +134,7 @@ class Records:
     def committed(self, former: ClientSession | None) -> ClientSession:
         """Return the session of the present records, and copy them if the policy allows it."""
         doc_hash = self._run.doc_hash
-        width = self._run.algorithm.record_width
+        width = record_width(self._run.algorithm)
         own = joined(self._blocks(), width) if self._source.in_memory else None
 
         def read() -> Blocks:
@@ -175,7 +176,7 @@ class Records:
 
     def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
         """Yield records, and raise at their end unless the session is committed to them."""
-        width = self._run.algorithm.record_width
+        width = record_width(self._run.algorithm)
         data = transcript.DataHash(session.n_records, width)
         yield from data.of(blocks)
         if not self._is_of(session, data.digest()):
@@ -213,7 +214,7 @@ class Records:
             rows = _guarded(source.blocks(keep_null=True))
             held = self._memory.held(rows, domain.n_features)
             source = self._weighed(replace(held, is_finite=False))
-        held = self._memory.held(_usable(source), self._run.algorithm.record_width)
+        held = self._memory.held(_usable(source), record_width(self._run.algorithm))
         return replace(held, is_live=True)
 
     def _weighed(self, source: Source) -> Source:
@@ -293,7 +294,7 @@ class Records:
         if commits and copy is None:
             blocks = self._compared(session, blocks)
         if algorithm.needs_all_records:
-            blocks = iter([joined(blocks, algorithm.record_width)])
+            blocks = iter([joined(blocks, record_width(algorithm))])
         for block in blocks:
             total += part(block)
         return total

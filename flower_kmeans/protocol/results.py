@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms import plausibility
+from flower_kmeans.algorithms import plausibility, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.queries import require_within
@@ -177,7 +177,7 @@ def result_of(
     counts = algorithm.counts(state)
     if centroids is None or counts is None:
         return None
-    domain = algorithm.released_domain(state)
+    domain = tightened.released_domain(algorithm, state)
     weights = None
     size_report = None
     if algorithm.sizes is not None:
@@ -255,7 +255,9 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     box = _taken_box(algorithm, arrays)
     domain = algorithm.domain
     if box is not None:
-        domain = algorithm.released_domain(State(algorithm.n_rounds, {BOX: box}))
+        domain = tightened.released_domain(
+            algorithm, State(algorithm.n_rounds, {BOX: box})
+        )
     parts = _without_prefix(arrays)
     for name in parts:
         del arrays[_SYNOPSIS + name]
@@ -410,7 +412,7 @@ def _require_in_domain(
     With ranges it is the domain within these.
     """
     if box is not None:
-        algorithm = algorithm.at(State(algorithm.n_rounds, {BOX: box}))
+        algorithm = tightened.at(algorithm, State(algorithm.n_rounds, {BOX: box}))
     domain = algorithm.domain
     origin = np.zeros((1, algorithm.domain.n_features))
     with np.errstate(over="ignore", invalid="ignore"):

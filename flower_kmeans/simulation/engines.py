@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.serverapp import Grid
 
+from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.client import (
     ClientPolicy,
     ClientResult,
@@ -277,7 +278,7 @@ def choose_engine(
         return "ray"
     if _part_of(strategy) is not None:
         return "in-process"
-    total = strategy.algorithm.planned_total or 0
+    total = planned_total(strategy.algorithm) or 0
     n_values = total * strategy.domain.n_features
     work = strategy.n_rounds * n_values * strategy.n_clusters
     if work > _MUCH_WORK and find_spec("ray") is not None:

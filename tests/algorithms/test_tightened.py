@@ -275,7 +275,7 @@ def test_ranges_of_a_category_are_refused():
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (SuLloydAlgorithm, {}, "without tighten for SuLloyd: its noise is Laplace"),
+        (SuLloydAlgorithm, {}, "without tighten for SuLloyd: histograms of columns need Gaussian"),
         (
             FedDPAlgorithm,
             {"server_data": records(9), "mechanisms": "laplace"},

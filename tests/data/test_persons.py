@@ -192,7 +192,7 @@ def test_ids_in_portions_have_the_same_keys():
 # ---------------------------------------------------------------------------- weights
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize("n_clients", [1, 3, 64])
 @pytest.mark.parametrize("c", [1, 2, 3, 5, 63, 64, 65, 200])
 def test_the_records_of_a_person_weigh_at_most_w_together(c, n_clients):

@@ -247,7 +247,7 @@ def lloyd_of_persons(full_weight, **options):
     return replace(made, full_weight=full_weight)
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("full_weight", [64, 4096])
 def test_persons_in_blocks_weigh_what_they_weigh_in_one(cluster, full_weight, weighted):

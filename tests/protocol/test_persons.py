@@ -69,7 +69,7 @@ def exact_result(cohort):
     return state
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize("kind", [GLloydAlgorithm, SynopsisAlgorithm])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_all_clients_get_the_result_of_the_weighted_sums(tmp_path, trust, kind):
@@ -90,7 +90,7 @@ def test_all_clients_get_the_result_of_the_weighted_sums(tmp_path, trust, kind):
         assert n_persons - 5 <= result.counts.sum() <= n_persons
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
 def test_one_record_each_gives_the_result_of_records_bit_for_bit(tmp_path, trust):
     found = []
@@ -106,7 +106,7 @@ def test_one_record_each_gives_the_result_of_records_bit_for_bit(tmp_path, trust
     np.testing.assert_array_equal(found[0].counts, found[1].counts)
 
 
-@pytest.mark.claim("guarantees", "52")
+@pytest.mark.claim("guarantees", "47")
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_records_have_weights_of_their_own(tmp_path, trust, unit):

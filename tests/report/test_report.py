@@ -352,7 +352,7 @@ def test_a_run_for_persons_says_so(most):
         "ids are never compared between clients",
         f"has records at {'1 client' if most == 1 else '3 clients'} at most",
         f"A person at h > {most} clients has the guarantee of a group of",
-        "Theorems 13, 14, and for persons in Theorem 51.",
+        "Theorems 13, 14, and for persons in Theorem 46.",
         "Not protected: n_persons, participation, timing",
         "A person with an unusual number of records costs the client a little more time.",
     ):

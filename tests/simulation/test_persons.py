@@ -177,7 +177,7 @@ def noise_of(strategy, parts, ids):
         state = algorithm.update(state, answer)
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize(
     ("kind", "trust"),
     [

@@ -20,7 +20,7 @@ from flower_kmeans.algorithms import registry
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query, State
-from flower_kmeans.algorithms.tightened import Tightened
+from flower_kmeans.algorithms.tightened import Tightened, records_of
 from flower_kmeans.client import ClientPolicy, simulated_client_app
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.messages import (
@@ -325,7 +325,7 @@ def exact_statistic(
     data = np.asarray(records, dtype=np.float64).reshape(
         -1, algorithm.domain.n_features
     )
-    grid = algorithm.records_of(query, data)
+    grid = records_of(algorithm, query, data)
     return algorithm.layout(query.round).flatten(answer_of(algorithm, query, grid))
 
 

@@ -73,7 +73,7 @@ def statistics_of(grid, centroids, radii, projected):
     )
 
 
-@pytest.mark.claim("guarantees", "51")
+@pytest.mark.claim("guarantees", "46")
 @pytest.mark.parametrize("shape", [(1, 1, 1), (130, 3, 5), (700, 9, 8), (640, 20, 33)])
 @pytest.mark.parametrize("bits", [4, 16, 19])
 def test_a_record_counts_as_often_as_its_weight(shape, bits):
