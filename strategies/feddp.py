@@ -75,8 +75,8 @@ class FedDPKMeans(KMeansStrategy):
     cost : bool, default: False
         Whether the last Lloyd round also releases the cost, for ``report.cost``.
     shares : mapping of str to float, optional
-        Fractions of mu^2 by release, in place of the default ones. Only their ratios
-        matter.
+        Fractions of mu^2 by release. Only their ratios matter. By default they are
+        the library's.
     mechanisms : {"gaussian", "laplace"} or mapping of str to str, default: "gaussian"
         Noise of counts, spread and cost, for all or by release. With Laplace noise the
         server must add the noise.

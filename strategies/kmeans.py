@@ -37,7 +37,8 @@ from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.sizes import answers_bytes, require_sizes
 from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import PLAIN, trust_model
-from flower_kmeans.report.columns import column_ranges, column_warnings
+from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.ranges import column_ranges
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
 

@@ -497,7 +497,7 @@ class SuLloydAlgorithm(LloydFamily):
         # With delta 0, accounting by column saves nothing. A ball, a sphere or a clip
         # bounds all columns together, and not each. A person can change several words of
         # a column, which is no worse than one word by as much (docs/guarantees, Theorem
-        # 51).
+        # 46).
         pure = not self.budget.is_private or self.budget.delta == 0
         if pure or self.budget.protects_clients or not isinstance(self.domain, Box):
             return ()

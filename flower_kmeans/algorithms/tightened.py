@@ -87,6 +87,8 @@ def made(
     """
     if not isinstance(domain, Box) or domain.tighten is None:
         return make(domain, budget)
+    if kind.kind != Algorithm.kind:
+        raise _refusal(kind, domain, "its parties scale their columns before any round")
     follow = options.get("server_data") is not None and options.get("clip") is None
     if budget.protects_clients and follow:
         why = (

@@ -221,9 +221,9 @@ def _choice_rows(chosen: Settings) -> list[HelpRow]:
     """Return the options that choose a strategy, its budget and its trust model."""
     from flower_kmeans.strategies import BY_NAME
 
+    names = ", ".join(BY_NAME).replace("synopsis", "synopsis (default)")
     rows = [
-        ("--strategy NAME", f"{', '.join(BY_NAME)}. By default synopsis, or fastlloyd with "
-         "--rounds."),
+        ("--strategy NAME", f"{names}."),
         ("--epsilon NUMBER", "Privacy budget. Default: 1.0."),
         ("--delta NUMBER", "Default: min(1e-6, 1/(100 n)), with n protected units."),
         ("--unit UNIT", "Unit of privacy: record (default), person or client."),

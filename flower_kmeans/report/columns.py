@@ -12,8 +12,6 @@ import numpy as np
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Box, Domain, Factor
-from flower_kmeans.report.clustering import readable
-from flower_kmeans.report.report import ColumnRange
 from flower_kmeans.report.synopsis import Synopsis
 
 # share of a cluster's records, from which on the cluster is a level of a category
@@ -27,27 +25,6 @@ _LEAST_FILLED = 1 / 50
 # half widths of a column over its standard deviation, for numbers that fill it evenly
 _EVEN = math.sqrt(3.0)
 _LESS = 5  # what a suggested weight is smaller by
-
-
-def column_ranges(domain: Domain, outer: Domain) -> tuple[ColumnRange, ...]:
-    """Return the ranges of a result's columns; none unless the run had to find them.
-
-    ``domain`` is that of the result, and ``outer`` that of the run.
-    """
-    if not isinstance(outer, Box) or outer.tighten is None:
-        return ()
-    if not isinstance(domain, Box):
-        return ()
-    own = np.array([domain.lower, domain.upper])
-    shown = readable(own, domain)
-    is_outer = (own == [outer.lower, outer.upper]).all(axis=0).tolist()
-    found = []
-    for factor in outer.factors():
-        if factor.is_category:
-            continue
-        _, (lower, upper) = shown[factor.start]
-        found.append(ColumnRange(factor.name, lower, upper, is_outer[factor.start]))
-    return tuple(found)
 
 
 def column_warnings(

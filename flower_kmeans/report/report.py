@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.parts import ReportPart, part_names
+from flower_kmeans.report.ranges import ColumnRange
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import (
     __version__,
@@ -115,25 +116,6 @@ def bounds_of(domain: Domain) -> dict[str, Any]:
     if domain.tighten is not None:
         bounds["tighten"] = domain.tighten
     return {"kind": "Box", **names, **bounds}
-
-
-class ColumnRange(NamedTuple):
-    """The range of a column that a run released, within its outer bounds."""
-
-    column: str
-    lower: float | str  # in the user's units; a date is text
-    upper: float | str
-    is_outer: bool  # whether the outer bounds stayed
-
-    @property
-    def text(self) -> str:
-        """The range in words."""
-        ends = [
-            end if isinstance(end, str) else f"{end:.4g}"
-            for end in (self.lower, self.upper)
-        ]
-        stayed = " (outer bounds)" if self.is_outer else ""
-        return f"{self.column} {ends[0]} to {ends[1]}{stayed}"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
 from flower_kmeans.protocol.shared import SharedWork
 from flower_kmeans.report.clustering import Clustering
-from flower_kmeans.report.columns import column_ranges
+from flower_kmeans.report.ranges import column_ranges
 from flower_kmeans.simulation.clients import (
     Clients,
     Loading,

@@ -6,7 +6,6 @@ offsets within it. This means less noise, and one more sign for each cluster.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -95,13 +94,6 @@ class VerticalAlgorithm(LloydFamily):
     key_holders: Annotated[int, whole()] = 1  # at most n_parties - 1
     # whether only records near a centroid count in its cluster
     radius: Annotated[bool, FLAG] = True
-
-    @classmethod
-    def objection_to_tighten(
-        cls, budget: PrivacyBudget, options: Mapping[str, Any]
-    ) -> str | None:
-        """Return why no round can find ranges: parties scale their columns before the run."""
-        return "its parties scale and encrypt their columns once, before any round"
 
     @classmethod
     def planned(

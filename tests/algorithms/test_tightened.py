@@ -275,7 +275,11 @@ def test_ranges_of_a_category_are_refused():
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (SuLloydAlgorithm, {}, "without tighten for SuLloyd: histograms of columns need Gaussian"),
+        (
+            SuLloydAlgorithm,
+            {},
+            "without tighten for SuLloyd: histograms of columns need Gaussian",
+        ),
         (
             FedDPAlgorithm,
             {"server_data": records(9), "mechanisms": "laplace"},

@@ -354,7 +354,6 @@ def test_a_run_for_persons_says_so(most):
         f"A person at h > {most} clients has the guarantee of a group of",
         "Theorems 13, 14, and for persons in Theorem 46.",
         "Not protected: n_persons, participation, timing",
-        "A person with an unusual number of records costs the client a little more time.",
     ):
         assert words in text
     values = report.to_dict()
