@@ -32,8 +32,7 @@ LEAST_STEPS = SUBBINS
 
 CLEAR = 3.5
 """Deviations of a coarse bin that is clearly inhabited."""
-_EDGE = 1.5  # deviations of the cells that are cut off at an end
-_FEWEST_CELLS = 8  # cells are halved while a range has fewer
+_EXPLAINED = 1.75  # deviations of the records before an end that noise explains
 # margin at an end: this many times the way to the outer part of the noisy mass
 _TAIL = 2
 # that part, 3 %, in 2^-20; it is rounded down
@@ -41,12 +40,17 @@ _TAIL_MASS = 31457
 _LONGEST = END // 5  # steps; a longer range stays outer
 _MIDDLE_LEVEL = 3  # a middle bin has 2^3 fine bins
 _COARSE_LEVEL = 6
-# Variances of nodes of 2^level fine bins, over that of a word. At the two levels a sum is
-# averaged with the own histogram, by inverse variances.
-_VARIANCES = (1.0, 2.0, 4.0, 8 / 9, 16 / 9, 32 / 9, (64 / 9 + 49) / 64)
+_IN_MIDDLE = (
+    1 << _MIDDLE_LEVEL
+)  # fine bins in a middle one, and middle ones in a coarse
+_IN_COARSE = 1 << _COARSE_LEVEL  # fine bins in a coarse one
+# Variances of an averaged middle bin and of a coarse one, over that of a word. Each is
+# averaged with the sum of its 8 parts, by inverse variances: 1 and 8, nearly 1 and 7.
+_MIDDLE_VARIANCE = 8 / 9
+_COARSE_VARIANCE = (64 / 9 + 49) / 64
 # so that sums of bins, times the steps of a cell, stay exact; real words are smaller
 _LARGEST_WORD = 2**46
-_WINDOW = 16  # most cells of a range at its level
+_WINDOW = 16  # most cells of a range, whose lengths grow with it
 _ROWS = 4096  # records that are read at once
 
 
@@ -100,84 +104,120 @@ def found_ranges(
         Planned standard deviation of a word's noise, in the units of the histograms.
     """
     levels = _nodes(coarse, middle, fine)
-    deviations = [deviation * math.sqrt(variance) for variance in _VARIANCES]
-    limit = math.ceil(CLEAR * deviations[_COARSE_LEVEL])
-    ends = _hull(levels[_COARSE_LEVEL] > limit)
-    for level in reversed(range(_COARSE_LEVEL)):
-        limits = _edge_limits(deviations[level])
-        ends = _zoomed(ends, level, levels[level], limits)
-    cells = _cells_of(ends, levels)
-    low, high = _widened(ends, cells)
+    clear = math.ceil(CLEAR * deviation * math.sqrt(_COARSE_VARIANCE))
+    is_clear = levels[_COARSE_LEVEL] > clear
+    limits = _limits(deviation)
+    n_left = _n_empty(levels, is_clear, limits)
+    reverse = [each[:, ::-1] for each in levels]
+    n_right = _n_empty(reverse, is_clear[:, ::-1], limits)
+    cells = _cells_between(n_left, BINS[FINE] - n_right)
+    numbers = _numbers_in(cells, levels)
+    low, high = _widened(cells, numbers)
     # Noise can make a coarse bin clear whose finer cells are all empty.
-    is_found = ends.is_found & cells.any(axis=1) & (high - low <= _LONGEST)
+    is_found = is_clear.any(axis=1) & numbers.any(axis=1) & (high - low <= _LONGEST)
     found = np.stack([low, high], axis=1)
     return np.where(is_found[:, None], found, outer_box(len(found)))
 
 
-class _Ends(NamedTuple):
+class _Cells(NamedTuple):
     """The first cell of each column's range, and the one behind its last; all of shape (c,)."""
 
     start: IntArray
     stop: IntArray
     level: IntArray  # a cell has 2^level fine bins
-    is_found: BoolArray
-    is_narrowing: BoolArray  # whether cells may be halved once more
 
 
-def _hull(is_clear: BoolArray) -> _Ends:
-    """Return the ends of all clear coarse bins, (c, 16)."""
-    start = is_clear.argmax(axis=1)
-    stop = is_clear.shape[1] - is_clear[:, ::-1].argmax(axis=1)
-    is_found: BoolArray = np.asarray(is_clear.any(axis=1))
-    level = np.full(len(start), _COARSE_LEVEL)
-    return _Ends(start, stop, level, is_found, is_found)
+def _n_empty(
+    levels: Sequence[IntArray], is_clear: BoolArray, limits: IntArray
+) -> IntArray:
+    """Return how many fine bins lie before each column's range, (c,).
 
-
-def _zoomed(ends: _Ends, level: int, nodes: IntArray, limits: IntArray) -> _Ends:
-    """Return ends after one level more, where a range has few cells.
-
-    ``nodes``, (c, m), are the cells of the level, and ``limits``, (16,), the largest sums
-    that cells cut off at an end may have, by their number.
+    The range begins in the first clear coarse bin, at its last fine bin before which this
+    coarse bin has no more records than noise explains. The first bin that exceeds its limit
+    decides nothing: noise exceeds it in some empty bins, but a record stays in all sums
+    behind it. ``is_clear`` is (c, 16), and ``limits`` (64,).
     """
-    is_narrowing = ends.is_narrowing & (ends.stop - ends.start < _FEWEST_CELLS)
-    start = np.where(is_narrowing, 2 * ends.start, ends.start)
-    stop = np.where(is_narrowing, 2 * ends.stop, ends.stop)
-    n_cells = stop - start
-    n_left = _n_cut(_window(nodes, start, n_cells), n_cells, limits)
-    reverse = nodes[:, ::-1]
-    last = nodes.shape[1] - stop
-    n_right = _n_cut(_window(reverse, last, n_cells), n_cells, limits)
-    # Where noise explains all cells, none is cut off, and the zoom ends.
-    is_cut = is_narrowing & (n_left + n_right < n_cells)
-    return _Ends(
-        np.where(is_cut, start + n_left, start),
-        np.where(is_cut, stop - n_right, stop),
-        np.where(is_narrowing, level, ends.level),
-        ends.is_found,
-        is_cut,
-    )
+    first = is_clear.argmax(axis=1)
+    n_columns = len(first)
+    columns = np.arange(n_columns)
+    coarse = levels[_COARSE_LEVEL][columns, first]
+    middle = levels[_MIDDLE_LEVEL].reshape(n_columns, -1, _IN_MIDDLE)[columns, first]
+    fine = levels[0].reshape(n_columns, -1, _IN_COARSE)[columns, first]
+    # From the top, parts are changed alike so that they add up to their whole.
+    middle = middle + (coarse - middle.sum(axis=1))[:, None] // _IN_MIDDLE
+    parts = fine.reshape(n_columns, _IN_MIDDLE, _IN_MIDDLE)
+    parts = parts + (middle - parts.sum(axis=2))[:, :, None] // _IN_MIDDLE
+    fine = parts.reshape(n_columns, _IN_COARSE)
+    before = np.cumsum(fine, axis=1) - fine
+    is_explained = before <= limits
+    last = _IN_COARSE - 1 - is_explained[:, ::-1].argmax(axis=1)
+    found: IntArray = _IN_COARSE * first + last
+    return found
 
 
-def _cells_of(ends: _Ends, levels: Sequence[IntArray]) -> IntArray:
-    """Return the cells of each column's range, at least 0, and zeros behind, (c, 16)."""
-    n_cells = ends.stop - ends.start
-    cells = np.zeros((len(n_cells), _WINDOW), dtype=np.int64)
+def _limits(deviation: float) -> IntArray:
+    """Return the largest sums before each fine bin of a coarse one that noise explains, (64,)."""
+    limits = [
+        math.ceil(_EXPLAINED * deviation * math.sqrt(_variance_before(n)))
+        for n in range(_IN_COARSE)
+    ]
+    return np.array(limits, dtype=np.int64)
+
+
+def _variance_before(n: int) -> float:
+    """Return the variance of a coarse bin's first ``n`` fine bins, over that of a word.
+
+    With whole = sum of the 8 averaged middle bins m, r fine bins f of the last one, whose
+    8 have the sum s, and c the coarse histogram's own word, the estimate is
+
+        sum of full m + r/8 m - g (whole - c) + (sum of r f - r/8 s), g = 7/8 n/64,
+
+    where the last term is not correlated with the others.
+    """
+    n_full, rest = divmod(n, _IN_MIDDLE)
+    part = rest / _IN_MIDDLE
+    g = 7 / 8 * n / _IN_COARSE
+    full = n_full * (1 - g) * (1 - g)
+    last = (part - g) * (part - g)
+    others = (_IN_MIDDLE - 1 - n_full) * g * g
+    # All terms but the first product are exact in float64.
+    return _MIDDLE_VARIANCE * (full + last + others) + g * g + rest * (1 - part)
+
+
+def _cells_between(first: IntArray, second: IntArray) -> _Cells:
+    """Return at most 16 cells over the fine bins between two places of each column, (c,)."""
+    # Within one coarse bin of few records, the ends can pass each other.
+    start = np.minimum(first, second)
+    stop = np.maximum(np.maximum(first, second), start + 1)
+    level = np.zeros(len(start), dtype=np.int64)
+    for _ in range(_COARSE_LEVEL):
+        are_many = stop - start > _WINDOW
+        start = np.where(are_many, start // 2, start)
+        stop = np.where(are_many, (stop + 1) // 2, stop)
+        level = level + are_many
+    return _Cells(start, stop, level)
+
+
+def _numbers_in(cells: _Cells, levels: Sequence[IntArray]) -> IntArray:
+    """Return the numbers in each column's cells, at least 0, and zeros behind, (c, 16)."""
+    n_cells = cells.stop - cells.start
+    numbers = np.zeros((len(n_cells), _WINDOW), dtype=np.int64)
     for level, nodes in enumerate(levels):
-        own = _window(nodes, ends.start, n_cells)
-        cells = np.where((ends.level == level)[:, None], own, cells)
-    return np.maximum(cells, 0)
+        own = _window(nodes, cells.start, n_cells)
+        numbers = np.where((cells.level == level)[:, None], own, numbers)
+    return np.maximum(numbers, 0)
 
 
-def _widened(ends: _Ends, cells: IntArray) -> tuple[IntArray, IntArray]:
+def _widened(cells: _Cells, numbers: IntArray) -> tuple[IntArray, IntArray]:
     """Return the lowest and the highest step of each column's range with its margins, (c,)."""
-    n_cells = ends.stop - ends.start
-    cell = SUBBINS << ends.level
-    # the same cells in reverse, from the first one on
+    n_cells = cells.stop - cells.start
+    length = SUBBINS << cells.level
+    # the same numbers in reverse, from the last cell on
     places = np.maximum(n_cells[:, None] - 1 - np.arange(_WINDOW), 0)
-    reverse = np.take_along_axis(cells, places, axis=1)
+    reverse = np.take_along_axis(numbers, places, axis=1)
     reverse = np.where(np.arange(_WINDOW) < n_cells[:, None], reverse, 0)
-    low = cell * ends.start - _TAIL * _way_to_mass(cells, cell) - cell // 2
-    high = cell * ends.stop + _TAIL * _way_to_mass(reverse, cell) + cell // 2
+    low = length * cells.start - _TAIL * _way_to_mass(numbers, length) - length // 2
+    high = length * cells.stop + _TAIL * _way_to_mass(reverse, length) + length // 2
     return np.maximum(low, 0), np.minimum(high, END)
 
 
@@ -230,14 +270,6 @@ def _nodes(coarse: IntArray, middle: IntArray, fine: IntArray) -> list[IntArray]
     return levels
 
 
-def _edge_limits(deviation: float) -> IntArray:
-    """Return the largest sums of 1, 2, ... 16 cells that noise explains, (16,) int64."""
-    limits = [
-        math.ceil(_EDGE * deviation * math.sqrt(n)) for n in range(1, _WINDOW + 1)
-    ]
-    return np.array(limits, dtype=np.int64)
-
-
 def _window(nodes: IntArray, start: IntArray, n_cells: IntArray) -> IntArray:
     """Return up to 16 cells of each column from ``start`` on, and zeros behind, (c, 16)."""
     offsets = np.arange(_WINDOW)
@@ -246,26 +278,19 @@ def _window(nodes: IntArray, start: IntArray, n_cells: IntArray) -> IntArray:
     return np.where(offsets < n_cells[:, None], cells, 0)
 
 
-def _n_cut(cells: IntArray, n_cells: IntArray, limits: IntArray) -> IntArray:
-    """Return how many first cells hold together no more than their noise explains, (c,)."""
-    exceeds = np.cumsum(cells, axis=1) > limits
-    exceeds &= np.arange(_WINDOW) < n_cells[:, None]
-    return np.where(exceeds.any(axis=1), exceeds.argmax(axis=1), n_cells)
-
-
-def _way_to_mass(cells: IntArray, cell: IntArray) -> IntArray:
+def _way_to_mass(numbers: IntArray, length: IntArray) -> IntArray:
     """Return the way from the first cell to the outer part of the mass, in steps, (c,).
 
-    ``cells``, (c, 16), are at least 0, and ``cell`` is the length of one, (c,).
+    ``numbers``, (c, 16), are at least 0, and ``length`` is that of a cell, (c,).
     """
-    passed = np.cumsum(cells, axis=1)
+    passed = np.cumsum(numbers, axis=1)
     total = passed[:, -1]
     # floor(total * mass / 2^20), without overflow
     whole = (total >> 20) * _TAIL_MASS
     wanted = whole + ((total & (2**20 - 1)) * _TAIL_MASS >> 20)
     first = (passed > wanted[:, None]).argmax(axis=1)[:, None]
-    number = np.take_along_axis(cells, first, axis=1)[:, 0]
+    number = np.take_along_axis(numbers, first, axis=1)[:, 0]
     before = np.take_along_axis(passed, first, axis=1)[:, 0] - number
-    part = cell * (wanted - before) // np.maximum(number, 1)
-    found: IntArray = cell * first[:, 0] + part
+    part = length * (wanted - before) // np.maximum(number, 1)
+    found: IntArray = length * first[:, 0] + part
     return found

@@ -135,21 +135,6 @@ def test_without_noise_one_record_is_a_range():
     assert high - low <= 4 * ranges.SUBBINS
 
 
-@pytest.mark.thorough
-def test_noise_moves_ends_by_little():
-    """One run in some is wider, because noise kept a cell that no record is in."""
-    values = RNG(7).uniform(0.317, 0.337, 5000)
-    lengths = []
-    for seed in range(200):
-        ends = found(values, 32.6, RNG(seed))
-        lengths.append(END if ends is None else ends[1] - ends[0])
-    ratios = np.array(lengths) / (0.01 * END)
-    assert_within(
-        "half of all ranges over the records' are", np.median(ratios), most=1.5
-    )
-    assert_within("a range is thrice the records' in", np.mean(ratios > 3), most=0.15)
-
-
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
     [-(2**63), 2**63 - 1, 0, 2**16, 2**40]
 )
@@ -168,6 +153,138 @@ def test_any_words_give_a_range_within_the_bounds(data):
         assert 0 <= low < high <= END
         is_outer = (low, high) == (0, END)
         assert is_outer or ranges.LEAST_STEPS <= high - low <= END // 5
+
+
+# ------------------------------------------------------- the rule on hand-made words
+
+DEVIATION = 30.0
+BULK = range(507, 518)  # fine bins of records around the middle, a boundary of all bins
+
+
+def words_of(fine):
+    """Return the words, without noise, of numbers of records in fine bins, (c, 1024)."""
+    fine = np.asarray(fine, dtype=np.int64) * ONE
+    parts = {
+        name: fine.reshape(len(fine), n, -1).sum(axis=2) for name, n in BINS.items()
+    }
+    return list(parts.values())
+
+
+def ranges_of(words):
+    return found_ranges(*words, DEVIATION * ONE)
+
+
+def around(number, bins=BULK, each=400):
+    """Return ``number`` columns with ``each`` records in every one of ``bins``."""
+    fine = np.zeros((number, BINS[ranges.FINE]), dtype=np.int64)
+    fine[:, list(bins)] = each
+    return fine
+
+
+def test_an_empty_cell_with_much_noise_does_not_keep_the_range_wide():
+    """Three deviations in any word of the two clear coarse bins in which no record is."""
+    (expected,) = ranges_of(words_of(around(1)))
+    assert expected[1] - expected[0] <= 1.4 * len(BULK) * ranges.SUBBINS
+    noise = round(3 * DEVIATION * ONE)
+    middle = [*range(56, 63), *range(65, 72)]
+    fine = [*range(448, 507), *range(518, 576)]
+    for block, bins in ((1, middle), (2, fine)):
+        words = words_of(around(len(bins)))
+        words[block][np.arange(len(bins)), bins] += noise
+        np.testing.assert_array_equal(ranges_of(words), [expected] * len(bins))
+
+
+def test_noise_in_all_parts_of_a_coarse_bin_gives_way_to_its_own_word():
+    (expected,) = ranges_of(words_of(around(1)))
+    words = words_of(around(1))
+    words[1][:, 56:72] += round(DEVIATION * ONE)
+    np.testing.assert_array_equal(ranges_of(words), [expected])
+
+
+def deviations_before():
+    """Return the deviation of the records before each fine bin of a coarse one, (64,).
+
+    It is that of the linear estimate, from the unit words 1, 8 and 64.
+    """
+    coarse, middle, fine = np.split(np.eye(73), [1, 9])
+    own = fine.reshape(8, 8, 73).sum(axis=1)
+    middle = (own + 8 * middle) / 9
+    whole = (middle.sum(axis=0) + 7 * coarse[0]) / 8
+    middle = middle + (whole - middle.sum(axis=0)) / 8
+    fine = fine + np.repeat((middle - own) / 8, 8, axis=0)
+    before = np.cumsum(fine, axis=0) - fine
+    return np.sqrt((before**2).sum(axis=1))
+
+
+@pytest.mark.parametrize("first", range(8, 64, 11))
+def test_a_range_begins_where_noise_explains_all_records_before(first):
+    """Some in the first fine bin of a coarse one, and 6 full bins from ``first`` on."""
+    sizes = np.arange(1, 130)
+    fine = around(len(sizes), range(512 + first, 512 + first + 6), each=500)
+    fine[:, 512] = sizes
+    low = ranges_of(words_of(fine))[:, 0] / ranges.SUBBINS - 512
+    limits = 1.75 * DEVIATION * deviations_before()[: first + 1]
+    is_explained = sizes[:, None] <= limits
+    is_explained[:, 0] = True
+    empty = is_explained[:, ::-1].argmax(axis=1)
+    assert {0, first} <= set(empty.tolist())
+    assert (low <= first - empty).all()
+    # The way to 3 % of the mass is the empty bins and a part of the first full one. Longer
+    # ranges have longer cells.
+    are_few = empty <= 8
+    assert (low >= first - 3 * empty - 1)[are_few].all()
+
+
+def with_noise(words, rng):
+    """Return words with the noise of the plan's deviation."""
+    found = []
+    for each in words:
+        drawn = np.rint(rng.normal(0, DEVIATION * ONE, each.shape))
+        found.append(each + drawn.astype(np.int64))
+    return found
+
+
+def test_noisy_histograms_in_reverse_give_the_range_in_reverse():
+    words = words_of(np.repeat(around(1, range(300, 340), 90), 300, axis=0))
+    words = with_noise(words, RNG(8))
+    there = ranges_of(words)
+    back = ranges_of([each[:, ::-1] for each in words])
+    np.testing.assert_array_equal(back, END - there[:, ::-1])
+
+
+@pytest.mark.parametrize("start", [0.495, 0.5, 0.317])
+@pytest.mark.parametrize(("width", "most"), [(0.01, 0.06), (0.1, 0.02)])
+def test_few_ranges_are_far_wider_than_their_records(start, width, most):
+    """5,000 uniform records, around a boundary of coarse bins, behind one, and elsewhere."""
+    values = RNG(9).uniform(start, start + width, 5000)
+    fine, _ = np.histogram(values, BINS[ranges.FINE], (0, 1))
+    words = with_noise(words_of(np.tile(fine, (1000, 1))), RNG(10))
+    ends = ranges_of(words) / END
+    ratios = (ends[:, 1] - ends[:, 0]) / width
+    assert_within("the median ratio is", np.median(ratios), most=1.55)
+    assert_within("more than 2 are", np.mean(ratios > 2), most=most)
+    outside = (ends[:, 0] > start + 0.02 * width) | (ends[:, 1] < start + 0.98 * width)
+    assert_within("ranges without a fiftieth are", np.mean(outside), most=0.01)
+
+
+@pytest.mark.parametrize("place", [530, 600, 750])
+def test_groups_of_13_deviations_are_hardly_ever_cut_off(place):
+    """400 of 8,000 records, near the others, in the next coarse bin or far away."""
+    fine = around(1000, [*range(507, 515)], each=950)
+    fine[:, place] = 400
+    ends = ranges_of(with_noise(words_of(fine), RNG(11)))
+    is_cut = ends[:, 1] < (place + 1) * ranges.SUBBINS
+    assert_within("they are cut off in", np.mean(is_cut), most=0.01)
+
+
+@pytest.mark.parametrize("place", [2, 10, 31, 53])
+def test_a_range_of_few_records_holds_them_where_its_ends_pass_each_other(place):
+    """100 records are clear in their coarse bin; within it noise explains them."""
+    fine = around(1, [512 + place], each=100)
+    ((low, high),) = ranges_of(words_of(fine))
+    assert low <= (512 + place) * ranges.SUBBINS
+    assert high >= (513 + place) * ranges.SUBBINS
+    assert high - low <= 3 * END / BINS[ranges.COARSE]
 
 
 # -------------------------------------------------------------------------- the bounds

@@ -128,8 +128,8 @@ DIGESTS = {
     "synopsis-sized-exact": "742d47ce69172a5ce755413b64576bb7",
     "synopsis-exact": "a96f46162b51155feadbb6ce88f961c4",
     "synopsis-chosen": "ffeaaa8471e86e493f3630e2a34c3b57",
-    "synopsis-ranges": "07f57fd290bc9e5dc4520e1a7d74571f",
-    "fastlloyd-ranges": "bbb2144c230bde7c2eae2e422fb6d23d",
+    "synopsis-ranges": "d48b21cc8a8a5c963cbcb665f7be59a9",
+    "fastlloyd-ranges": "97a15d1de9c555f9477d356d17666f1e",
     "glloyd-sphere": "76b9ba81c20f07c7f738a6c6aa54bfb0",
     "fastlloyd-sphere": "77ef3449a811f47c1c2c131bc0087f33",
 }

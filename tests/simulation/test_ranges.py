@@ -24,12 +24,12 @@ def parts_of(records, n=5):
 
 @pytest.mark.claim("own-data", "ranges-of-wide-columns")
 def test_one_column_with_bounds_far_too_wide_costs_little():
-    """The second best of seven runs: noise makes one range in ten wider than needed."""
+    """The median of five runs: noise makes one range in a hundred far wider than needed."""
     records = records_of()
     best = ((records - CENTERS[np.arange(5000) % 5]) ** 2).sum()
     lower, upper = [-400.0, -2.0], [700.0, 12.0]
     costs = []
-    for tighten in [None, *[0.1] * 7]:
+    for tighten in [None, *[0.1] * 5]:
         domain = Box(lower, upper, tighten=tighten)
         strategy = SynopsisKMeans(
             5, domain, PrivacyBudget(1.0), n_records=5000, n_clients=5, seed=2
@@ -38,8 +38,8 @@ def test_one_column_with_bounds_far_too_wide_costs_little():
         costs.append(found.inertia(records) / best)
     without, *tightened = costs
     assert_within("without ranges the cost is", without, least=3, unit="times the best")
-    second = sorted(tightened)[1]
-    assert_within("with ranges the cost is", second, most=1.1, unit="times the best")
+    middle = np.median(tightened)
+    assert_within("with ranges the cost is", middle, most=1.1, unit="times the best")
 
 
 @pytest.mark.claim("own-data", "ranges-part-of-result")
