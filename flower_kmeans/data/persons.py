@@ -7,8 +7,10 @@ would take most of a client's memory. Nothing here leaves the client.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from decimal import Decimal
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ _KEY_BYTES = 16
 """Two persons with one key would share their weight. With 2^-128 this does not happen."""
 _KEYS = np.dtype(f"S{_KEY_BYTES}")
 _AT_ONCE = 2**16  # ids that are hashed together
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NO_TRUTH = ("NAType", "NaTType")  # of pandas, whose comparisons have no truth value
 
 KeyArray = NDArray[np.bytes_] | IntArray
@@ -116,7 +119,7 @@ def known(ids: Any, secret: bytes) -> KnownPersons:
     Parameters and errors are those of `keys_of`.
     """
     is_missing: BoolArray
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
+    if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype.kind in "iu":
         keys = ids  # integers are ids as they are
         is_missing = np.zeros(len(ids), dtype=bool)
     else:
@@ -149,19 +152,37 @@ def _iterated(ids: Any) -> Iterator[Any]:
 
 def text_of(one: Any) -> str | None:
     """Return the text of an id, or ``None`` if it is missing."""
-    if isinstance(one, bytes):
-        one = one.decode(errors="surrogateescape")
+    if type(one).__module__.partition(".")[0] == "pyarrow" and hasattr(one, "as_py"):
+        one = one.as_py()
+    if isinstance(one, bytes | bytearray | memoryview):
+        one = bytes(one).decode(errors="surrogateescape")
     if isinstance(one, str):
         return one.strip() or None
     if one is None or one is np.ma.masked or type(one).__name__ in _NO_TRUTH:
         return None
     if isinstance(one, float | np.floating):
         return _text_of_float(one)
+    if isinstance(one, Decimal):
+        return _text_of_decimal(one)
+    if isinstance(one, tuple):
+        # With the lengths, texts of other parts cannot be the same.
+        parts = [text_of(each) or "" for each in one]
+        return "".join(f"{len(part)}:{part}," for part in parts) or None
+    if isinstance(one, np.timedelta64):  # a NumPy integer that may be missing
+        return None if np.isnat(one) else str(one)
     if not isinstance(one, int | np.integer):
         _require_own_text(one)
         if _is_unequal_to_itself(one):
             return None
     return str(one).strip() or None
+
+
+def _text_of_decimal(one: Decimal) -> str | None:
+    if one.is_nan():
+        return None
+    if one == one.to_integral_value():
+        return str(int(one))
+    return str(one.normalize())
 
 
 def _text_of_float(one: Any) -> str | None:
@@ -179,11 +200,15 @@ def _text_of_float(one: Any) -> str | None:
 
 
 def _require_own_text(one: Any) -> None:
-    """Require an object that is an id: hashable, with a text that shows its value."""
+    """Require an object that is an id: hashable, with a text that shows its value.
+
+    The text of some objects is the address of their memory. Each of a person's records
+    would then be a person.
+    """
     kind = type(one)
     defined = {name for holder in kind.__mro__[:-1] for name in vars(holder)}
     has_text = not defined.isdisjoint({"__str__", "__repr__"})
-    if kind.__hash__ is None or not has_text:
+    if kind.__hash__ is None or not has_text or _ADDRESS.search(str(one)):
         raise ConfigurationTypeError(
             "Expected ids as text, numbers or other values that can be compared. "
             f"Got {kind.__name__}."

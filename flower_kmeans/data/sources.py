@@ -6,6 +6,7 @@ a `Source`. Blocks are copies, so a loader that changes its memory cannot change
 in use. The division into blocks changes no result, because sums of integers are exact.
 """
 
+import hashlib
 import mmap
 import os
 import sys
@@ -154,13 +155,21 @@ class Source:
         if filled:
             yield buffer[:filled]
 
-    def usable_rows(self) -> BoolArray:
-        """Return which rows `blocks` yields without null records, (n,) bool."""
+    def usable_rows(
+        self, are_null: Callable[[NDArray[Any]], BoolArray] | None = None
+    ) -> BoolArray:
+        """Return which rows are no null records, (n,) bool.
+
+        ``are_null`` returns which finite rows, (m, d), are null records of the domain.
+        """
         ones = np.ones(self.n_features, self.dtype)
         parts = []
         for block in self.blocks(keep_null=True):
             with np.errstate(invalid="ignore"):
-                parts.append(_are_finite(block, ones))
+                usable = _are_finite(block, ones)
+            if are_null is not None:
+                usable &= ~are_null(block)
+            parts.append(usable)
         if not parts:
             return np.zeros(0, dtype=bool)
         return np.concatenate(parts)
@@ -246,7 +255,12 @@ class Weighed(NamedTuple):
 
 
 def weighed(
-    source: Source, weighing: Weighing, ids: Any, weights: Any, secret: bytes
+    source: Source,
+    weighing: Weighing,
+    ids: Any,
+    weights: Any,
+    secret: bytes,
+    are_null: Callable[[NDArray[Any]], BoolArray] | None = None,
 ) -> Weighed:
     """Return the source whose last column holds the integer weight of each record.
 
@@ -264,12 +278,20 @@ def weighed(
         be the name of a column.
     secret : bytes
         Secret key of the hash that compares ids, 32 bytes.
+    are_null : callable, optional
+        Returns which finite rows, (m, d), are null records of the domain.
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If ids or weights are not what the rule needs.
+        If ids or weights are not what the rule needs, or records come in an order that
+        may change.
     """
+    if source.is_live:
+        raise DataError(
+            "Expected records in a fixed order, to which ids or weights belong: write the "
+            "query's result to a file, such as parquet. Got records from a database."
+        )
     names = []
     if weighing.counts_persons:
         names.append(ids)
@@ -280,14 +302,21 @@ def weighed(
         id_column = ids if weighing.counts_persons else ""
         weight_column = weights if weighing.has_weights else ""
         return source.weigh_in_place(weighing, id_column, weight_column, secret)
+    if source.weigh_in_place is not None:
+        raise DataError(
+            "Expected the names of columns of the data set as ids and weights of a data set of "
+            "Ray, whose blocks may come in another order. Got values."
+        )
     if isinstance(ids, KnownPersons) and source.in_memory:
 
         def make() -> Weighed:
-            return _held(_weighed_here(source, weighing, ids, weights, secret))
+            return _held(
+                _weighed_here(source, weighing, ids, weights, secret, are_null)
+            )
 
         found: Weighed = ids.results.first(weighing, make)
         return found
-    return _weighed_here(source, weighing, ids, weights, secret)
+    return _weighed_here(source, weighing, ids, weights, secret, are_null)
 
 
 def _held(found: Weighed) -> Weighed:
@@ -311,10 +340,17 @@ def _slices(table: NDArray[Any]) -> Callable[[], Tables]:
 
 
 def _weighed_here(
-    source: Source, weighing: Weighing, ids: Any, weights: Any, secret: bytes
+    source: Source,
+    weighing: Weighing,
+    ids: Any,
+    weights: Any,
+    secret: bytes,
+    are_null: Callable[[NDArray[Any]], BoolArray] | None,
 ) -> Weighed:
     """Return the source with weights whose blocks this process reads."""
-    usable = source.usable_rows()
+    if not source.in_memory:
+        source = _in_one_order(source)
+    usable = source.usable_rows(are_null)
     persons = None
     totals = NO_PERSONS
     n_missing = 0
@@ -329,7 +365,35 @@ def _weighed_here(
         require_one_each("a weight", len(own), len(usable))
     found = weighing.of_block(usable, persons, totals, NO_PERSONS, own)
     counts = weighing.counts(n_missing, totals)
+    if own is not None:
+        n_vanished = int(np.count_nonzero(usable & (own > 0) & (found == 0)))
+        counts = counts._replace(n_vanished=n_vanished)
     return Weighed(weighted(source, found), counts)
+
+
+def _in_one_order(source: Source) -> Source:
+    """Return a source that raises at the end of a pass unless it is equal to the first one.
+
+    The ids and weights of records belong to their places.
+    """
+    first: list[bytes] = []
+
+    def parts() -> Tables:
+        digest = hashlib.blake2b()
+        for part in source.parts():
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows = np.ascontiguousarray(part, source.dtype)
+            digest.update(rows.data)
+            yield rows
+        found = digest.digest()
+        if not first:
+            first.append(found)
+        if found != first[0]:
+            raise DataError(
+                "Expected the same records in the same order in all passes. Got others."
+            )
+
+    return replace(source, parts=parts)
 
 
 def weighted(source: Source, weights: IntArray) -> Source:

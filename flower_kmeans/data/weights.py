@@ -40,6 +40,8 @@ class WeightCounts(NamedTuple):
     """Persons with more records than their weight can be divided among."""
     n_left_out: int = 0
     """Records of these persons that do not count."""
+    n_vanished: int = 0
+    """Records with a weight by the public rule above 0 that is too small to count."""
 
 
 @dataclass(frozen=True)

@@ -209,11 +209,7 @@ class Records:
         if not source.is_live:
             return self._weighed(source)
         RefuseError.unless(self._policy.copy_records, Code.POLICY, _NO_COPIES)
-        if self._weighing is not None:
-            # Ids and weights are those of all rows, so null records are held, too.
-            rows = _guarded(source.blocks(keep_null=True))
-            held = self._memory.held(rows, domain.n_features)
-            source = self._weighed(replace(held, is_finite=False))
+        source = self._weighed(source)
         held = self._memory.held(_usable(source), record_width(self._run.algorithm))
         return replace(held, is_live=True)
 
@@ -229,7 +225,14 @@ class Records:
                 ids = self._loaders.ids()
             if weighing.has_weights and self._loaders.weights is not None:
                 weights = self._loaders.weights()
-            found = weighed(source, weighing, ids, weights, token(_SECRET_BYTES))
+            found = weighed(
+                source,
+                weighing,
+                ids,
+                weights,
+                token(_SECRET_BYTES),
+                self._run.algorithm.domain.are_null,
+            )
         _warn_of_weights(found.counts, weighing)
         return found.source
 
@@ -335,6 +338,13 @@ def _warn_of_weights(counts: WeightCounts, weighing: Weighing) -> None:
             counts.n_heavy,
             weighing.room,
             counts.n_left_out,
+        )
+    if counts.n_vanished:
+        log.warning(
+            "%d records have a weight too small to count: it is below one part in %d, or its "
+            "person has too many records.",
+            counts.n_vanished,
+            weighing.room,
         )
 
 

@@ -18,16 +18,16 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     SynopsisAlgorithm,
     answers,
-    base,
+    tightened,
 )
 from flower_kmeans.algorithms.answers import reconstructed, split, words_of_rows
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import record_sensitivities, sensitivities
-from flower_kmeans.algorithms.weights import in_records
+from flower_kmeans.algorithms.weights import in_records, record_width, weighs_records
 from flower_kmeans.data import persons as persons_module
 from flower_kmeans.data import sources, weights
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords, Sphere
 from flower_kmeans.data.sources import as_source, weighed
 from flower_kmeans.data.weights import (
     LEAST_WEIGHT,
@@ -79,7 +79,7 @@ def total(algorithm, query, points, ids, own=None):
         return GridRecords.from_grid(rows, fraction_bits)
 
     words = np.zeros(algorithm.layout(query.round).n_words, dtype=np.int64)
-    with mock.patch.object(base, "GridRecords", from_grid):
+    with mock.patch.object(tightened, "GridRecords", from_grid):
         for block in found.blocks():
             words += words_of_rows(algorithm, query, block)
     return words
@@ -677,18 +677,41 @@ def test_what_weights_change_is_counted():
     assert counts == weights.WeightCounts()
 
 
-def test_records_that_change_between_passes_are_refused():
-    parts = [np.zeros((3, 1))]
-    source = as_source(lambda: list(parts), 1)
-    found, _ = weighed(source, Weighing(W, 1), ["a"] * 3, None, SECRET)
-    assert len(found.loaded()) == 3
-    for n in (1, -1):
-        changed = [np.zeros((3 + n, 1))]
-        with (
-            mock.patch.object(source, "parts", lambda changed=changed: changed),
-            pytest.raises(DataError, match="the same number of records in all passes"),
-        ):
-            found.loaded()
+@pytest.mark.claim("guarantees", "46")
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 1], [2, 1, 0], [0, 1, 9]])
+def test_records_that_change_between_passes_are_refused(rows):
+    """Ids belong to places: in another order a person would get the weights of others."""
+    passes = []
+
+    def chunks():
+        passes.append(1)
+        given = [0, 1, 2] if len(passes) < 3 else rows
+        return iter([np.array(given, float)[:, None]])
+
+    source = as_source(chunks, 1)
+    found, _ = weighed(source, Weighing(W, 1), ["a", "a", "b"], None, SECRET)
+    assert found.loaded()[:, -1].tolist() == [W // 2, W // 2, W]
+    with pytest.raises(DataError, match="in all passes"):
+        found.loaded()
+
+
+def test_null_records_of_the_domain_count_for_no_person():
+    rows = np.array([[3.0, 4.0], [0, 0], [0, 0], [np.nan, 1]])
+    domain = Sphere(2)
+    found, _ = weighed(
+        as_source(rows, 2), Weighing(W, 1), ["a"] * 4, None, SECRET, domain.are_null
+    )
+    (own, *others) = found.loaded()[:, -1].tolist()
+    assert (own, others) == (W, [0, 0])
+
+
+def test_weights_that_are_too_small_to_count_are_counted():
+    own = [1.0, 1e-6, 0.0, 1e-3]
+    rows = np.zeros((4, 1))
+    rows[3] = np.nan
+    rule = Weighing(W, has_weights=True)
+    _, counts = weighed(as_source(rows, 1), rule, None, own, SECRET)
+    assert counts.n_vanished == 1
 
 
 def test_rows_without_weights_are_the_records():
@@ -696,13 +719,13 @@ def test_rows_without_weights_are_the_records():
     rows = np.zeros((2, 1))
     records, own = split(algorithm, rows)
     assert records is rows
-    assert own.tolist() == [1, 1]
-    assert (weights.record_width(algorithm), weights.weighs_records(algorithm)) == (
+    assert own is None
+    assert (record_width(algorithm), weighs_records(algorithm)) == (
         1,
         False,
     )
     by_person = of_persons("glloyd", "line")
-    assert (weights.record_width(by_person), weights.weighs_records(by_person)) == (
+    assert (record_width(by_person), weighs_records(by_person)) == (
         2,
         True,
     )

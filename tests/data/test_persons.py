@@ -19,6 +19,7 @@ from flower_kmeans.data.persons import (
     count_at,
     counts_of,
     keys_of,
+    known,
     merged,
     person_weights,
     room_of,
@@ -162,6 +163,8 @@ def not_ids():
         ([["a"], ["b"]], "list"),
         ([np.zeros(2)], "ndarray"),
         ([object(), object()], "object"),
+        # Their text is an address, which differs for equal values.
+        ([lambda: 0], "function"),
     ]
 
 
@@ -169,6 +172,38 @@ def test_other_objects_are_refused_by_type():
     for ids, kind in not_ids():
         with pytest.raises(ConfigurationTypeError, match=rf"Got {kind}\."):
             keys_of(ids, SECRET)
+
+
+def test_equal_values_are_one_person():
+    decimals = [Decimal("1"), Decimal("1.0"), Decimal("1E0"), 1, "1"]
+    assert groups_of(decimals) == [0] * 5
+    assert groups_of([Decimal("1.50"), Decimal("1.5"), "1.5"]) == [0] * 3
+    assert groups_of([memoryview(b"one"), b"one", bytearray(b"one"), "one"]) == [0] * 4
+    assert groups_of([("a", 1), ("a", 1.0), ("a", "1")]) == [0] * 3
+    assert groups_of([("a", "b,c"), ("a,b", "c"), ("a", "b", "c")]) == [0, 1, 2]
+
+
+def test_missing_values_of_more_types_are_missing():
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = [np.timedelta64("NaT"), pyarrow.scalar(None), Decimal("NaN"), "a"]
+    assert keys_of(ids, SECRET).is_missing.tolist() == [True, True, True, False]
+    masked = np.ma.masked_array([1, 2, 1], [False, True, False])
+    expected = [False, True, False]
+    assert keys_of(masked, SECRET).is_missing.tolist() == expected
+    assert known(masked, SECRET).persons.is_missing.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, "U3", object])
+def test_persons_of_a_simulation_are_the_same_persons(dtype):
+    ids = np.array([7, 3, 7, 200, 3], dtype=np.int64).astype(dtype)
+    hashed = keys_of(ids, SECRET)
+    numbered = known(ids, SECRET).persons
+    usable = np.array([True, True, True, True, False])
+    found = []
+    for each in (hashed, numbered):
+        totals = counts_of(each, usable)
+        found.append(person_weights(each, usable, totals, NOBODY, 64).tolist())
+    assert found[0] == found[1] == [32, 64, 32, 64, 0]
 
 
 def test_keys_depend_on_the_secret_and_are_16_bytes():

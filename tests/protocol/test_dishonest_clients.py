@@ -18,7 +18,6 @@ from ring import lied
 from serving import LOST, ROUND_TRIPS, T, make_net
 
 from flower_kmeans.errors import RunError, TooFewClientsError
-from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import ask, messages
@@ -263,7 +262,7 @@ def test_48_one_liar_of_few_costs_itself_only(trust, lie, liar, n, tmp_path):
     # a renewal causes one more in each round
     assert net.server.proceedings.attempts <= 2 * T
     run = net.server.run
-    whole = sum((own for own, _ in run.price.rounds), Charge()).epsilon(1e-6)
+    whole = run.price.whole[run.price.unit].epsilon(1e-6)
     for node_id in net.nodes.keys() - {liar}:
         with Ledger(net.nodes[node_id].policy.state_dir) as ledger:
             assert ledger.epsilon(1e-6) == pytest.approx(whole, rel=1e-9)
