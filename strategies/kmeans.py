@@ -20,7 +20,11 @@ from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
 from flower_kmeans.algorithms.registry import algorithm_to_config
 from flower_kmeans.algorithms.released import note_on_noise
-from flower_kmeans.algorithms.weights import note_on_persons, with_room
+from flower_kmeans.algorithms.weights import (
+    note_on_persons,
+    note_on_shares,
+    with_room,
+)
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -459,9 +463,13 @@ optional
             if note is not None:
                 cautions.append(note)
         self._cautions = tuple(cautions)
-        notes = (*tightened.notes(self.algorithm), *cautions)
-        if notes != self.plan.notes:
-            self.plan = replace(self.plan, notes=notes)
+        notes = list(tightened.notes(self.algorithm))
+        of_shares = note_on_shares(self.algorithm)
+        if of_shares is not None:
+            notes.append(of_shares)
+        notes += cautions
+        if tuple(notes) != self.plan.notes:
+            self.plan = replace(self.plan, notes=tuple(notes))
 
     def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(

@@ -6,7 +6,8 @@ ranges, with the half widths that were planned, so its sensitivities hold for ev
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -98,7 +99,8 @@ def made(
         raise _refusal(kind, domain, why)
     budget = with_delta(budget, options)
     outer = domain.read_within(domain.lower, domain.upper)
-    inner = make(outer, rest_of(budget, domain.tighten))
+    with _errors_with_epsilon(budget, domain.tighten):
+        inner = make(outer, rest_of(budget, domain.tighten))
     rounds = range(1, inner.n_rounds + 1)
     releases = [release for t in rounds for release in inner.releases(t)]
     if any(release.mechanism != "gaussian" for release in releases):
@@ -129,6 +131,21 @@ def rest_of(budget: PrivacyBudget, share: float) -> PrivacyBudget:
     return replace(
         budget, epsilon=epsilon_of_mu(math.sqrt(1 - share) * mu, budget.delta)
     )
+
+
+@contextmanager
+def _errors_with_epsilon(budget: PrivacyBudget, share: float) -> Iterator[None]:
+    """Say in errors about an epsilon which one was given, and which one remains."""
+    try:
+        yield
+    except ConfigurationError as error:
+        epsilon = rest_of(budget, share).epsilon
+        if epsilon == budget.epsilon or "epsilon=" not in str(error):
+            raise
+        raise type(error)(
+            f"{error} This is the budget after tighten={share:g} of mu^2: epsilon={epsilon:.3g} "
+            f"remains of epsilon={budget.epsilon:g}."
+        ) from None
 
 
 def without_ranges(algorithm: Algorithm) -> Algorithm:
@@ -177,7 +194,8 @@ class Tightened(Algorithm):
 
     def require_feasible(self) -> None:
         """Require that the inner algorithm and the whole run are feasible."""
-        self.inner.require_feasible()
+        with _errors_with_epsilon(self.budget, self._share):
+            self.inner.require_feasible()
         super().require_feasible()
 
     @property

@@ -162,6 +162,17 @@ def note_on_persons(algorithm: "Algorithm") -> str | None:
     )
 
 
+def note_on_shares(algorithm: "Algorithm") -> str | None:
+    """Return a sentence of the plan if a person at one client counts less, or ``None``."""
+    most = algorithm.max_clients_per_person
+    if most == 1:
+        return None
+    return (
+        f"A person with records at one client alone counts as 1/{most}, so sizes may be up to "
+        f"{most} times too small."
+    )
+
+
 def in_records(words: IntArray, full_weight: int | None) -> IntArray:
     """Return the words of a sum over the full weight W, to the nearest integer.
 

@@ -370,7 +370,7 @@ def _ledger(policy: ClientPolicy) -> str:
                 "None is kept (in_memory): nothing bounds what all runs cost together."
             )
         raise ConfigurationError("Without state_dir every private run is refused.")
-    spent = spent_epsilon(policy.state_dir, delta)
+    spent = spent_epsilon(policy.state_dir, delta, policy.max_clients_per_person)
     _require_ledger_room(Path(policy.state_dir))
     if spent is None:
         return (
@@ -398,7 +398,7 @@ def print_ledger(console: Console, policy: ClientPolicy) -> None:
     """
     directory = str(policy.state_dir)
     delta = policy.max_total_delta
-    spent = spent_by_unit(directory, delta)
+    spent = spent_by_unit(directory, delta, policy.max_clients_per_person)
     if spent is None:
         raise ConfigurationError(f"There is no ledger in {directory}.")
     table = Table("unit of privacy", f"epsilon of all runs at delta {delta:g}")

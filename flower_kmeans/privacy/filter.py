@@ -35,7 +35,8 @@ COVERED_UNITS: Mapping[str, tuple[str, ...]] = {
 }
 """For each unit of privacy of a run, the units for which the run has a finite charge."""
 
-# A person moves a clipped client from one end of the clip to the other at most.
+# A person moves a clipped client from one end of the clip to the other at most. It is the
+# move at each client at which the person has records (`Price.for_persons_at`).
 _PERSON_OF_A_CLIENT = 2.0
 
 
@@ -71,6 +72,13 @@ class Charge:
 
     def __sub__(self, other: "Charge") -> "Charge":
         return self + other * -1
+
+    def of_group(self, size: int) -> "Charge":
+        """Return a bound of the charge for a group of ``size`` steps.
+
+        A group's mu is at most ``size`` times that of one step, and so is its epsilon.
+        """
+        return Charge(self.square * size * size, self.pure * size, self.n_gaussian)
 
     @property
     def mu(self) -> float:
@@ -145,6 +153,31 @@ class Price:
     unit: str
     rounds: tuple[Mapping[str, Charge], ...]
 
+    def for_persons_at(self, clients: int, assumed: int) -> "Price":
+        """Return the price for persons with records at up to ``clients`` clients.
+
+        Parameters
+        ----------
+        clients : int
+            Most clients at which one person has records.
+        assumed : int
+            Number of clients per person that a run for persons assumes at least.
+        """
+        group = 1
+        if self.unit == "client":
+            # This price is for one client, which the person moves by 2.
+            group = clients
+        elif self.unit == "person":
+            # The run bounds what a person does at `assumed` clients together.
+            group = math.ceil(Fraction(clients, assumed))
+        if group == 1:
+            return self
+        rounds = []
+        for charges in self.rounds:
+            of_persons = charges["person"].of_group(group)
+            rounds.append({**charges, "person": of_persons})
+        return Price(self.unit, tuple(rounds))
+
     @property
     def whole(self) -> dict[str, Charge]:
         """The charges of all rounds together, by unit."""
@@ -188,7 +221,8 @@ def price_of(
         For a run that protects clients: the distance, for each release, by which one
         record of a client that stays can change its answer, relative to the
         sensitivity. By default it is 2, from one end of the clip to the other. A person
-        of that client is always charged 2.
+        of that client is always charged 2. The person may have records at other
+        clients, too: `Price.for_persons_at` has the charge for all of them together.
     """
     charges = []
     for number, releases in enumerate(rounds):

@@ -12,16 +12,23 @@ another answer to a round, even after the run. The file holds the sums of a filt
 (`privacy.filter`), so a charge reads nothing of other runs (docs/threat-model.md, "The
 ledger").
 
+A run that protects clients bounds what a person does at one client: 2. A node does not
+know at how many other clients the person has records, so the sum for a person assumes
+the policy's `max_clients_per_person`: 2 at each. The file holds that number. The sum
+grows when the policy's number does, and never shrinks with it.
+
 The file also holds an opaque memory for each run: the client's session.
 """
 
 import json
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +115,61 @@ class LifetimeLimit:
     The limit is for clients if all runs protect clients, for persons if all runs
     protect persons or clients, and else for single records. It holds even if runs were
     chosen after earlier results.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+    max_clients_per_person : int
+        Most clients at which one person has records. It is an assumption, and runs that
+        protect persons assume at least as many.
     """
 
     epsilon: float
     delta: float
+    max_clients_per_person: int = 1
+
+
+@dataclass(frozen=True)
+class _LedgerSums:
+    """The sums of charges and reservations.
+
+    Attributes
+    ----------
+    charges : dict of str to Charge
+        By unit, for the units that all runs cover.
+    clients : int
+        Most clients of one person for which the sum for a person holds.
+    """
+
+    charges: dict[str, Charge] = field(default_factory=dict)
+    clients: int = 1
+
+    def for_persons_at(self, clients: int) -> "_LedgerSums":
+        """Return sums for persons at up to ``clients`` clients, or at more if they are so."""
+        if clients <= self.clients:
+            return self
+        charges = dict(self.charges)
+        if "person" in charges:
+            # So many groups of clients together have all clients of a person.
+            group = math.ceil(Fraction(clients, self.clients))
+            charges["person"] = charges["person"].of_group(group)
+        return _LedgerSums(charges, clients)
+
+    def plus(self, price: Price) -> "_LedgerSums":
+        """Return sums with the price of a run, for the units that this run covers, too."""
+        added = {}
+        for unit, charge in price.whole.items():
+            if unit in self.charges:
+                added[unit] = self.charges[unit] + charge
+        return _LedgerSums(added, self.clients)
+
+    def minus(self, price: Price) -> "_LedgerSums":
+        """Return sums without the price of a run, which they contain."""
+        rest = dict(self.charges)
+        for unit, charge in price.whole.items():
+            if unit in rest:
+                rest[unit] -= charge
+        return _LedgerSums(rest, self.clients)
 
 
 @dataclass(frozen=True)
@@ -336,11 +394,9 @@ class Ledger:
         if given != _SOMETHING:
             return
         if reserved is not None:
-            sums = _sums(self._db)
-            for unit, charge in _price_from(reserved).whole.items():
-                if unit in sums:
-                    sums[unit] -= charge
-            self._write_sums(sums)
+            # Where the sum for a person has grown since, too little comes back. That is
+            # on the safe side.
+            self._write_sums(_sums(self._db).minus(_price_from(reserved)))
         self._write_run(run, given=_ENDED, reserved=None)
         self._write_anew(run)
 
@@ -479,22 +535,32 @@ class Ledger:
         given, reserved = self._run(run, "given, reserved")
         if reserved is not None:
             return _price_from(reserved)
-        if given != _ENDED:
-            self._add(price, limit)
-            self._write_run(run, reserved=_price_text(price))
-        return price
+        if given == _ENDED:
+            return price
+        added = self._add(price, limit)
+        self._write_run(run, reserved=_price_text(added))
+        return added
 
-    def _add(self, price: Price, limit: LifetimeLimit) -> None:
-        """Add a price to the sums, or raise a `BudgetError` if they exceed the limit."""
-        sums = _with(_sums(self._db), price)
+    def _add(self, price: Price, limit: LifetimeLimit) -> Price:
+        """Add a price to the sums, or raise a `BudgetError` if they exceed the limit.
+
+        Return the price that was added: for all clients of a person.
+        """
+        sums = _sums(self._db).for_persons_at(limit.max_clients_per_person)
+        added = price.for_persons_at(sums.clients, limit.max_clients_per_person)
+        sums = sums.plus(added)
         _require(sums, limit)
         self._write_sums(sums)
+        return added
 
-    def _write_sums(self, sums: dict[str, Charge]) -> None:
+    def _write_sums(self, sums: _LedgerSums) -> None:
         self._db.execute("DELETE FROM sums")
         rows = []
-        for unit, charge in sums.items():
-            rows.append((unit, json.dumps(astuple(charge))))
+        for unit, charge in sums.charges.items():
+            values = [*astuple(charge)]
+            if unit == "person" and sums.clients > 1:
+                values.append(sums.clients)
+            rows.append((unit, json.dumps(values)))
         self._db.executemany("INSERT INTO sums VALUES (?, ?)", rows)
 
     def require_room(
@@ -514,9 +580,10 @@ class Ledger:
         if price is None:
             return
         with _ledger_errors():
-            sums = _sums(self._db)
+            sums = _sums(self._db).for_persons_at(limit.max_clients_per_person)
             if not self._is_counted(run):
-                sums = _with(sums, price)
+                added = price.for_persons_at(sums.clients, limit.max_clients_per_person)
+                sums = sums.plus(added)
             _require(sums, limit)
 
     def _is_counted(self, run: bytes) -> bool:
@@ -547,11 +614,15 @@ class Ledger:
                 raise
 
 
-def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
+def spent_epsilon(
+    state_dir: str | os.PathLike[str], delta: float, max_clients_per_person: int = 1
+) -> float | None:
     """Return the joint epsilon of all charges and reservations at a delta.
 
-    It is for the unit of `LifetimeLimit`. Nothing on the disk changes. The result is
-    ``None`` if there is no ledger yet, and one can be made.
+    It is for the unit of `LifetimeLimit`. A person is one with records at up to
+    ``max_clients_per_person`` clients, or at as many as the ledger assumed if that is
+    more. Nothing on the disk changes. The result is ``None`` if there is no ledger yet,
+    and one can be made.
 
     Raises
     ------
@@ -561,27 +632,28 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     sums = _stored_sums(state_dir)
     if sums is None:
         return None
-    return _total(sums).epsilon(delta)
+    return _total(sums.for_persons_at(max_clients_per_person)).epsilon(delta)
 
 
 def spent_by_unit(
-    state_dir: str | os.PathLike[str], delta: float
+    state_dir: str | os.PathLike[str], delta: float, max_clients_per_person: int = 1
 ) -> dict[str, float | None] | None:
     """Return the joint epsilon of all charges and reservations by unit of privacy.
 
     A unit that some run did not cover has ``None``: no number bounds what all runs cost
-    it. Result and errors are otherwise those of `spent_epsilon`.
+    it. Parameters, result and errors are otherwise those of `spent_epsilon`.
     """
     sums = _stored_sums(state_dir)
     if sums is None:
         return None
     found: dict[str, float | None] = dict.fromkeys(LEDGER_UNITS)
-    for unit, charge in sums.items():
+    charges = sums.for_persons_at(max_clients_per_person).charges
+    for unit, charge in charges.items():
         found[unit] = charge.epsilon(delta)
     return found
 
 
-def _stored_sums(state_dir: str | os.PathLike[str]) -> dict[str, Charge] | None:
+def _stored_sums(state_dir: str | os.PathLike[str]) -> _LedgerSums | None:
     """Return the sums of a ledger, or ``None`` if there is none yet, and change nothing."""
     path = find_private_file(Path(state_dir))
     if path is None:
@@ -597,7 +669,7 @@ def _stored_sums(state_dir: str | os.PathLike[str]) -> dict[str, Charge] | None:
             if _version(db):
                 sums = _sums(db)
             else:
-                sums = {unit: Charge() for unit in LEDGER_UNITS}
+                sums = _LedgerSums({unit: Charge() for unit in LEDGER_UNITS})
         except sqlite3.OperationalError as error:
             # A dead process left a journal, which only a writer may roll back.
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
@@ -621,35 +693,37 @@ def _version(db: sqlite3.Connection) -> int:
     return version
 
 
-def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
-    """Return the sums of charges and reservations by the unit that they protect."""
-    rows = db.execute("SELECT unit, charge FROM sums")
-    return {unit: _charge_from(json.loads(text)) for unit, text in rows}
+def _sums(db: sqlite3.Connection) -> _LedgerSums:
+    """Return the sums in a file."""
+    charges = {}
+    clients = 1
+    for unit, text in db.execute("SELECT unit, charge FROM sums"):
+        values = json.loads(text)
+        # A fourth number is that of a person's clients, if they are more than one. A
+        # library that does not know it refuses the file.
+        if unit == "person" and len(values) > 3:
+            clients = values.pop()
+        charges[unit] = _charge_from(values)
+    if type(clients) is not int or clients < 1:
+        raise TypeError
+    return _LedgerSums(charges, clients)
 
 
-def _with(sums: Mapping[str, Charge], price: Price) -> dict[str, Charge]:
-    """Return sums with the price of a run, for the units that this run covers, too."""
-    added = {}
-    for unit, charge in price.whole.items():
-        if unit in sums:
-            added[unit] = sums[unit] + charge
-    return added
-
-
-def _total(sums: Mapping[str, Charge]) -> Charge:
+def _total(sums: _LedgerSums) -> Charge:
     """Return the decisive sum: for the largest unit that all runs cover.
 
     A run that protects clients or persons protects smaller units, too. Its price
     therefore contains charges for them.
     """
-    # The sum for a unit is removed by the first run that does not cover it (`_with`).
+    # The sum for a unit is removed by the first run that does not cover it
+    # (`_LedgerSums.plus`).
     for unit in LEDGER_UNITS:
-        if unit in sums:
-            return sums[unit]
+        if unit in sums.charges:
+            return sums.charges[unit]
     raise LookupError
 
 
-def _require(sums: dict[str, Charge], limit: LifetimeLimit) -> None:
+def _require(sums: _LedgerSums, limit: LifetimeLimit) -> None:
     charge = _total(sums)
     if not charge.fits(limit.epsilon, limit.delta):
         raise BudgetError(

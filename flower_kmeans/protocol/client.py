@@ -122,7 +122,9 @@ class Client:
             return Conversation(self, context, whole).reply()
         with ledgers.Ledger(policy.state_dir) as ledger:
             limit = ledgers.LifetimeLimit(
-                policy.max_total_epsilon, policy.max_total_delta
+                policy.max_total_epsilon,
+                policy.max_total_delta,
+                policy.max_clients_per_person,
             )
             memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
             leftovers.erase_ended(policy, ledger)  # files of forgotten runs

@@ -85,7 +85,9 @@ class ClientPolicy:
     max_clients_per_person : int
         Smallest accepted number of clients at which a run with ``unit="person"`` lets one
         person have records. Ids are never compared between clients, so it is an
-        assumption: a person at more clients has less than the run's guarantee.
+        assumption: a person at more clients has less than the run's guarantee. The ledger
+        charges a person twice this number for a run with ``unit="client"``: 2 at each
+        client.
     copy_records : bool, default: True
         Whether the client answers the whole run from a private copy of its records, if it
         commits to them or reads them from a database. The copy is kept with the session

@@ -322,6 +322,25 @@ def test_an_algorithm_alone_refuses_a_domain_with_tighten():
         GLloydAlgorithm.planned(3, WIDE, BUDGET, n_records=N)
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_errors_say_which_epsilon_was_given_and_which_remains(epsilon):
+    domain = Box(WIDE.lower, WIDE.upper, tighten=0.13)
+    budget = PrivacyBudget(epsilon, 1e-6)
+    remains = rest_of(budget, 0.13).epsilon
+    message = (
+        rf"epsilon={remains} instead\. This is the budget after tighten=0\.13 of mu\^2: "
+        rf"epsilon={remains:.3g} remains of epsilon={epsilon:g}\."
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        make(domain=domain, budget=budget, clip=3.0)
+
+
+def test_errors_without_an_epsilon_stay_as_they_are():
+    with pytest.raises(ConfigurationError) as caught:
+        make(n_records=0)
+    assert "tighten" not in str(caught.value)
+
+
 def test_another_domain_has_no_round_for_ranges():
     for domain in (Ball(1.0, [0, 0]), WIDE.tightened(None)):
         assert not isinstance(make(domain=domain), Tightened)

@@ -1018,6 +1018,10 @@ class TestPersons:
         assert "for one person." in result.stdout
         numbers = "n_persons 1500, max_clients_per_person 2, n_clients 5"
         assert numbers in result.stdout
+        sentence = "counts as 1/2, so sizes may be up to 2 times too small."
+        assert sentence in " ".join(result.stdout.split())
+        alone = run(*unit, "--n-persons", 1500)
+        assert "too small" not in alone.stdout
         of_records = run("plan", *features, "--n-records", 1500)
         assert rows_of(result.stdout) == rows_of(of_records.stdout)
         assert stated_noise(result.stdout) == stated_noise(of_records.stdout)

@@ -168,6 +168,42 @@ def test_a_person_of_a_client_is_charged_both_ends_of_the_clip(moves):
     assert second["person"] == charge_of(rounds[1], [2.0])
 
 
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_a_person_of_several_clients_is_charged_for_each(clients):
+    rounds = [[gaussian(0.5), gaussian(0.25)], [gaussian(0.1)]]
+    price = price_of("client", rounds)
+    of_all = price.for_persons_at(clients, 1)
+    for charges, alone, releases in zip(
+        of_all.rounds, price.rounds, rounds, strict=True
+    ):
+        exact = charge_of(releases, [2.0 * clients] * len(releases))
+        assert charges["person"].mu == pytest.approx(exact.mu, rel=1e-12)
+        assert charges["person"].square >= exact.square
+        assert charges["client"] == alone["client"]
+        assert charges["record"] == alone["record"]
+
+
+def test_a_group_covers_laplace_noise_at_so_many_times_the_distance():
+    releases = laplace(0.25)
+    alone = price_of("client", [releases]).for_persons_at(3, 1).whole["person"]
+    exact = charge_of(releases, [6.0] * len(releases))
+    assert alone.square >= exact.square
+    assert alone.pure >= exact.pure
+    assert alone.epsilon(0.0) == pytest.approx(1.5, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("clients", "assumed", "group"), [(2, 2, 1), (1, 3, 1), (3, 2, 2), (6, 2, 3)]
+)
+def test_a_run_for_persons_is_charged_for_the_clients_that_it_does_not_assume(
+    clients, assumed, group
+):
+    price = price_of("person", [[gaussian(0.5)]])
+    changed = price.for_persons_at(clients, assumed).whole
+    assert changed["person"].mu == pytest.approx(0.5 * group, rel=1e-12)
+    assert changed["record"] == price.whole["record"]
+
+
 def test_a_run_for_persons_charges_a_record_what_it_charges_a_person():
     rounds = [[gaussian(0.5), *laplace(0.25)], [gaussian(0.1)]]
     price = price_of("person", rounds)

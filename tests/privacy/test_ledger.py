@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from ledger_workers import (
@@ -251,6 +252,80 @@ def test_the_limit_is_for_persons_if_all_runs_cover_them(ledger):
         ledger.charge(answer_of(2), of_client, limit(4), 0, b"")
     ledger.charge(answer_of(2), of_client, limit(5), 0, b"")
     assert ledger.epsilon(DELTA) == cost(5)
+
+
+def for_persons_at(clients, times=1000):
+    """Return a limit for persons at up to so many clients."""
+    return replace(limit(times), max_clients_per_person=clients)
+
+
+def test_a_person_at_several_clients_is_charged_at_each(ledger, state_dir):
+    """With g clients, a run for clients costs a person (2 g)^2 times mu^2."""
+    ledger.charge(answer_of(1), person_price("client"), for_persons_at(5), 0, b"")
+    expected = {"client": cost(1), "person": cost(100), "record": cost(4)}
+    assert spent_by_unit(state_dir, DELTA) == expected
+    of_persons = person_price("person")
+    few, enough = for_persons_at(5, 100), for_persons_at(5, 101)
+    with pytest.raises(BudgetError):
+        ledger.require_room(answer_of(2).run, of_persons, few)
+    with pytest.raises(BudgetError):
+        ledger.charge(answer_of(2), of_persons, few, 0, b"")
+    ledger.require_room(answer_of(2).run, of_persons, enough)
+    ledger.charge(answer_of(2), of_persons, enough, 0, b"")
+    assert spent_epsilon(state_dir, DELTA) == cost(101)
+
+
+def test_the_sum_for_a_person_grows_with_the_policys_clients_and_never_shrinks(
+    ledger, state_dir
+):
+    ledger.charge(answer_of(1), person_price("client"), for_persons_at(1), 0, b"")
+    ledger.charge(answer_of(2), person_price("person"), for_persons_at(1), 0, b"")
+    assert spent_by_unit(state_dir, DELTA)["person"] == cost(5)
+    # What is read for a policy with more clients is what the next run is added to.
+    assert spent_by_unit(state_dir, DELTA, 3)["person"] == cost(45)
+    assert spent_epsilon(state_dir, DELTA, 3) == cost(45)
+    with pytest.raises(BudgetError):
+        ledger.require_room(
+            answer_of(2).run, person_price("person"), for_persons_at(3, 44)
+        )
+    ledger.require_room(answer_of(2).run, person_price("person"), for_persons_at(3, 45))
+    ledger.charge(answer_of(3), person_price("client"), for_persons_at(3, 81), 0, b"")
+    assert spent_by_unit(state_dir, DELTA)["person"] == cost(81)
+    # The runs of a policy with fewer clients again are charged for three.
+    ledger.charge(answer_of(4), person_price("client"), for_persons_at(1), 0, b"")
+    assert spent_by_unit(state_dir, DELTA)["person"] == cost(117)
+    ledger.charge(answer_of(5), person_price("person"), for_persons_at(1), 0, b"")
+    assert spent_by_unit(state_dir, DELTA)["person"] == cost(126)
+    assert spent_by_unit(state_dir, DELTA)["record"] == cost(14)
+
+
+def test_what_a_person_at_several_clients_did_not_use_comes_back(ledger, state_dir):
+    price = person_price("client")
+    ledger.charge(answer_of(t=2), price, for_persons_at(3), 0, b"")
+    end(ledger)
+    assert spent_by_unit(state_dir, DELTA)["person"] == cost(36 / 3)
+
+
+def test_too_little_comes_back_where_the_sum_for_a_person_has_grown_since(
+    ledger, state_dir
+):
+    price = person_price("client")
+    ledger.charge(answer_of(t=2), price, for_persons_at(1), 0, b"")
+    ledger.charge(answer_of(2), price, for_persons_at(3), 0, b"")
+    end(ledger)
+    spent = spent_by_unit(state_dir, DELTA)
+    assert spent["person"] == cost(36 + 36 - 4 * 2 / 3)
+    assert spent["client"] == cost(1 + 1 / 3)
+
+
+@pytest.mark.parametrize("clients", ["0", "-1", "true", "1.5", "null", "[2]", "2, 2"])
+def test_a_number_of_clients_that_no_ledger_writes_is_refused(
+    ledger, state_dir, clients
+):
+    text = f"[0, 0, 0, {clients}]"
+    tamper(state_dir, "UPDATE sums SET charge = ? WHERE unit = 'person'", text)
+    with pytest.raises(LedgerError, match="no ledger writes"):
+        ledger.charge(answer_of(), person_price("client"), LOOSE, 0, b"")
 
 
 def test_what_a_run_for_persons_did_not_use_comes_back_to_both_sums(ledger, state_dir):

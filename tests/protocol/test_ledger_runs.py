@@ -404,6 +404,24 @@ def test_the_row_of_a_run_that_is_over_is_small(how, trust, tmp_path):
 # -------------------------------------------------------------------------- the account
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_run_for_clients_costs_a_person_at_each_client_of_the_policy(tmp_path, most):
+    budget = PrivacyBudget(1.0, DELTA, unit="client")
+    algorithm = GLloydAlgorithm.planned(
+        2, BOX, budget, n_records=1000, n_clients=4, n_rounds=3
+    )
+    cohort = start(tmp_path, algorithm=algorithm)
+    for node in cohort.nodes:
+        node.policy = replace(node.policy, max_clients_per_person=most)
+    cohort.play()
+    assert not cohort.refusals
+    mu = 2 * most * mu_of_budget(1.0, DELTA)
+    for node in cohort.nodes:
+        costs = ledgers.spent_by_unit(node.policy.state_dir, DELTA)
+        assert costs["client"] == pytest.approx(1.0, rel=1e-6)
+        assert costs["person"] == pytest.approx(epsilon_of_mu(mu, DELTA), rel=1e-6)
+
+
 @pytest.mark.claim("threat-model", "30")
 def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
     first = start(tmp_path)

@@ -356,6 +356,12 @@ def test_a_run_for_persons_says_so(most):
         "Not protected: n_persons, participation, timing",
     ):
         assert words in text
+    too_small = (
+        f"A person with records at one client alone counts as 1/{most}, so sizes may be up "
+        f"to {most} times too small."
+    )
+    assert (too_small in report.statements) == (most > 1)
+    assert (too_small in report.plan.notes) == (most > 1)
     values = report.to_dict()
     assert (values["n_records"], values["n_persons"]) == (None, 50)
     assert values["max_clients_per_person"] == most
@@ -368,6 +374,7 @@ def test_a_run_for_persons_says_so(most):
         "n_persons, public planning figure",
     ):
         assert words in page
+    assert (too_small in page) == (most > 1)
     assert "n_records, public planning figure" not in page
 
 
