@@ -27,6 +27,7 @@ from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.algorithms.weights import planned_total, total_name
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -40,7 +41,7 @@ BOX = "box"
 RANGES = "ranges"
 """Name of the release of the histograms."""
 _CLIP_SHARE = 4  # an average client is clipped to a fourth of its records
-_SEEN = 5.0  # deviations of a group that is hardly ever cut off
+_SEEN = 5.0  # deviations of a group that is seldom cut off
 _LARGEST_GROUP = (
     50  # a group of more than this part of the records should not be cut off
 )
@@ -443,7 +444,7 @@ class Tightened(Algorithm):
         if not self._deviation:
             return ()
         if self.clip is None:
-            size = f"fewer than {self._smallest_group:,} records"
+            size = f"fewer than {self._smallest_group:,} {self._counted}"
         else:
             size = f"less than {self._smallest_share:.2g} of the records"
         return (f"Ranges of columns: groups of {size} that lie apart may be cut off.",)
@@ -453,15 +454,18 @@ class Tightened(Algorithm):
         """A warning if groups that ranges may cut off are whole clusters."""
         if not self._deviation:
             return ()
-        n_records = cast(int, self.n_records)
+        total = cast(int, planned_total(self))
         smallest = self._smallest_group
         if self.clip is not None:
             if self._smallest_share <= _LARGEST_SHARE:
                 return ()
             too_much = f"{self._smallest_share:.2g} of the records is more than {_LARGEST_SHARE:g}"
             more = "more clients, a larger epsilon"
-        elif smallest * _LARGEST_GROUP > n_records:
-            too_much = f"{smallest:,} records are more than a fiftieth of n_records={n_records:,}"
+        elif smallest * _LARGEST_GROUP > total:
+            planned = f"{total_name(self.budget)}={total:,}"
+            too_much = (
+                f"{smallest:,} {self._counted} are more than a fiftieth of {planned}"
+            )
             more = "a larger epsilon"
         else:
             return ()
@@ -471,8 +475,13 @@ class Tightened(Algorithm):
         )
 
     @property
+    def _counted(self) -> str:
+        """What counts: records or persons."""
+        return total_name(self.budget).removeprefix("n_")
+
+    @property
     def _smallest_group(self) -> int:
-        """Records of a group that is hardly ever cut off, without clipping."""
+        """Records or persons of a group that is seldom cut off, without clipping."""
         return math.ceil(_SEEN * self._deviation * 2.0**-self.fraction_bits)
 
     @property

@@ -1,6 +1,7 @@
 """An algorithm behind a round that finds the ranges of columns."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -373,6 +374,19 @@ def test_the_plan_says_which_groups_may_be_cut_off():
     assert warning.startswith("WARNING: 201 records are more than a fiftieth of")
     open_ = make(budget=PrivacyBudget(None))
     assert (open_.notes, open_.cautions) == ((), ())
+
+
+def test_for_persons_the_plan_counts_persons():
+    by_person = PrivacyBudget(1.0, unit="person")
+    few = make(budget=by_person, n_records=None, n_persons=5000)
+    (note,) = few.notes
+    assert re.search(r"groups of fewer than \d+ persons that lie apart", note)
+    (warning,) = few.cautions
+    assert re.search(
+        r"\d+ persons are more than a fiftieth of n_persons=5,000", warning
+    )
+    many = make(budget=by_person, n_records=None, n_persons=100_000)
+    assert many.cautions == ()
 
 
 def test_for_clients_the_plan_says_which_share_may_be_cut_off():

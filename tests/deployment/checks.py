@@ -215,9 +215,9 @@ def leak_complaints(
 # ------------------------------------------------------------------- an undisturbed run
 
 
-def run_once(directory, partitions, config=None, policy=None):
+def run_once(directory, partitions, config=None, policy=None, settings=None):
     """Set a deployment up, run its app once and take it down; return what it left."""
-    with deployment(directory, partitions, policy=policy) as running:
+    with deployment(directory, partitions, policy=policy, settings=settings) as running:
         # A busy machine takes a minute to start the processes of all nodes for one
         # message.
         running.run({"timeout": 300, **(config or {})}, timeout=1_800)

@@ -157,7 +157,7 @@ def policy_text(
     """Return ``policy.toml`` of a node's operator: with a roster, and noise by the clients alone.
 
     ``settings`` are what differs from that or comes beside it; ``None`` leaves a
-    setting out.
+    setting out. A ``domain`` among them is the path of a domain.toml.
     """
     values = {
         "trusts": ["distributed-noise"],
@@ -169,9 +169,9 @@ def policy_text(
     lower, upper = ([pair[side] for pair in bounds] for side in (0, 1))
     given = {key: value for key, value in values.items() if value is not None}
     lines = [f"{key} = {json.dumps(value)}" for key, value in given.items()]
-    return "\n".join(
-        [*lines, "", "[domain]", f"lower = {lower}", f"upper = {upper}", ""]
-    )
+    if "domain" not in given:
+        lines += ["", "[domain]", f"lower = {lower}", f"upper = {upper}"]
+    return "\n".join([*lines, ""])
 
 
 def hooked_app(path: Path, hooks: Path, settings: str = "", app: Path = APP) -> Path:

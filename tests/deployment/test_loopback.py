@@ -1,6 +1,7 @@
 """docs/deploy.md on loopback: real processes, certificates and keys, and the installed Flower."""
 
 import ipaddress
+import json
 import re
 import shlex
 import stat
@@ -17,6 +18,7 @@ from checks import (
     check_blind_outcome,
     check_shared_outcome,
     leak_complaints,
+    one_result,
     run_once,
     server_files,
     server_points,
@@ -98,6 +100,63 @@ def run_shared(directory, partitions, config):
     """Run an algorithm that the nodes' policies name, under the default trust model."""
     policy = {"max_epsilon": 1.5, "algorithms": [config["strategy"]]}
     return run_once(directory, partitions, config, policy)
+
+
+WIDE = """tighten = 0.1
+
+[[columns]]
+kind = "number"
+name = "x0"
+lower = -1400
+upper = 1400
+
+[[columns]]
+kind = "number"
+name = "x1"
+lower = -1400
+upper = 1400
+"""
+
+
+@pytest.mark.claim("tables/deployments", "persons-within-ranges")
+@pytest.mark.deployment
+def test_persons_within_ranges_make_a_run(tmp_path):
+    """Each person has several records, and the bounds are 100 times too wide."""
+    rng = np.random.default_rng(9)
+    domain = tmp_path / "domain.toml"
+    domain.write_text(WIDE, "utf-8")
+    centers = np.array([[-6.0, -6.0], [6.0, -7.0], [1.0, 7.0]])
+    partitions = []
+    for node in range(3):
+        n_records = rng.integers(1, 6, 3_000)
+        persons = np.repeat(np.arange(3_000), n_records)
+        records = centers[persons % 3] + rng.normal(size=(len(persons), 2))
+        partitions.append(records)
+        own = tmp_path / f"own{node}"
+        own.mkdir(mode=0o700)
+        rows = np.column_stack([records, persons])
+        header = "x0,x1,patient"
+        np.savetxt(own / "visits.csv", rows, "%.9g", ",", header=header, comments="")
+        (own / "source.toml").write_text(
+            'data = "visits.csv"\nperson = "patient"\n', "utf-8"
+        )
+        (own / "source.toml").chmod(0o600)
+    config = {"domain": str(domain), "unit": "person", "n-persons": 9_000}
+    policy = {"units": ["person"], "domain": str(domain), "algorithms": ["synopsis"]}
+    settings = {
+        "data": str(tmp_path / "own{node}" / "source.toml"),
+        "domain": str(domain),
+    }
+    running = run_once(tmp_path / "run", partitions, config, policy, settings)
+    report = json.loads(running.report.read_text("utf-8"))
+    assert (report["unit"], report["n_persons"]) == ("person", 9_000)
+    assert report["dropped"] == []
+    found, counts = one_result(running)
+    assert np.abs(counts - 3_000).max() < 600
+    for center in centers:
+        assert np.linalg.norm(found - center, axis=1).min() < 0.5
+    for each in report["ranges"]:
+        assert each["upper"] - each["lower"] < 200
 
 
 @pytest.mark.deployment

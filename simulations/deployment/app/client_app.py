@@ -4,9 +4,10 @@ The node's operator states its records and its policy in ``--node-config``:
 
 ``data``
     The file with the node's records, such as csv or parquet, or a source.toml that
-    names a file or database and how to read it. A cell that is not a number, or a line
-    with too many or too few cells, makes a null record. It does not stop a run, and
-    nobody else sees it. The node's own log has the number of such records.
+    names a file or database, how to read it, and the column of persons. A cell that is
+    not a number, or a line with too many or too few cells, makes a null record. It does
+    not stop a run, and nobody else sees it. The node's own log has the number of such
+    records.
 ``header``
     The names of the columns, ``a,b``, for a csv file whose first line is a record. By
     default the source.toml decides, or the first line names the columns.
@@ -34,13 +35,18 @@ from flwr.common.logger import log
 from flower_kmeans import kmeans_client_app
 from flower_kmeans.client import ClientResult
 from flower_kmeans.data.declared import DeclaredDomain, domain_from_file
-from flower_kmeans.data.tables import column_names, load_records
+from flower_kmeans.data.tables import column_names, load_persons, load_records
 
 
 def load_data(context: Context) -> Any:
     """Return the records of the node's file, with the names of its columns, or its query."""
     data = str(context.node_config["data"])
     return load_records(data, domain=domain_of(context), header=header_of(context))
+
+
+def load_ids(context: Context) -> Any:
+    """Return the id of each record's person, for runs with unit = "person". It stays here."""
+    return load_persons(str(context.node_config["data"]), header=header_of(context))
 
 
 def domain_of(context: Context) -> DeclaredDomain | None:
@@ -68,4 +74,4 @@ def on_result(result: ClientResult, context: Context) -> None:
 
 
 # the operator's file is the policy
-app = kmeans_client_app(load_data, on_result=on_result)
+app = kmeans_client_app(load_data, on_result=on_result, load_ids=load_ids)

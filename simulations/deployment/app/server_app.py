@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bounds import domain_of
 from flwr.app import Context
@@ -74,8 +74,8 @@ def strategy_of(
     options: dict[str, Any] = {
         "n_clusters": int(config["n-clusters"]),
         "domain": domain,
-        "privacy": PrivacyBudget(epsilon=float(config["epsilon"])),
-        "n_records": int(config["n-records"]),
+        "privacy": PrivacyBudget(float(config["epsilon"]), unit=unit_of(config)),
+        **numbers_of(config),
         "n_clients": int(config["n-clients"]),
         "min_clients": int(config["min-clients"]),
         "n_rounds": int(config["n-rounds"]) or "auto",
@@ -99,6 +99,27 @@ def strategy_of(
         features = domain.columns if declared is None else None
         options["server_data"] = load_table(path, features=features, domain=declared)
     return STRATEGIES[name](**options)
+
+
+def unit_of(config: Mapping[str, Any]) -> Literal["record", "person"]:
+    """Return who is protected by the run's configuration."""
+    if config["unit"] == "record":
+        return "record"
+    if config["unit"] == "person":
+        return "person"
+    raise ConfigurationError(
+        f"Expected unit as 'record' or 'person'. Got {config['unit']!r}."
+    )
+
+
+def numbers_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the planning figures for the unit of the run's configuration."""
+    if unit_of(config) == "record":
+        return {"n_records": int(config["n-records"])}
+    return {
+        "n_persons": int(config["n-persons"]),
+        "max_clients_per_person": int(config["max-clients-per-person"]),
+    }
 
 
 def write_reports(
