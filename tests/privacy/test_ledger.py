@@ -273,6 +273,11 @@ def test_a_person_at_several_clients_is_charged_at_each(ledger, state_dir):
     ledger.require_room(answer_of(2).run, of_persons, enough)
     ledger.charge(answer_of(2), of_persons, enough, 0, b"")
     assert spent_epsilon(state_dir, DELTA) == cost(101)
+    # A further run for clients would cost 100 times as much.
+    of_clients = person_price("client")
+    with pytest.raises(BudgetError):
+        ledger.require_room(answer_of(3).run, of_clients, for_persons_at(5, 200))
+    ledger.require_room(answer_of(3).run, of_clients, for_persons_at(5, 201))
 
 
 def test_the_sum_for_a_person_grows_with_the_policys_clients_and_never_shrinks(
