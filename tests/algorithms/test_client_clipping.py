@@ -187,7 +187,9 @@ def worst_moves(parts, clips, reach, together=False):
 
 
 @pytest.mark.claim("guarantees", "35")
-@pytest.mark.default_cases("values")
+@pytest.mark.default_cases(
+    "1.0-l1-0.5", "4.0-l2-1.0", "3.0-l2-2.0", "1.0-l1-3.5", "3.0-l1-10.0"
+)
 @pytest.mark.parametrize("clip", [0.5, 1.0, 2.0, 3.5, 10.0])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("unit", [1.0, 3.0, 4.0])

@@ -175,6 +175,15 @@ def test_two_centroids_of_one_cluster_give_one_away():
     assert moved(noisy) == centroids
 
 
+@pytest.mark.parametrize(("deviation", "moves"), [(0.9e6, True), (1.1e6, False)])
+def test_a_gain_that_noise_may_explain_moves_nothing(deviation, moves):
+    """Dividing 0 gains 2e6, and merging 2 and 3 costs 1e6. All scatter is clear of the noise."""
+    centroids = [[0, 0], [9000, 0], [0, 9000], [100, 9000]]
+    scatter = [10e6, 4e6, 1.9e6, 1.9e6]
+    found = clusters(centroids, [800, 400, 190, 210], scatter, (1.0, deviation))
+    assert (moved(found) != centroids) == moves
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_few_centroids_and_no_records(k):
     nothing = clusters(np.arange(k)[:, None] * 10, [0] * k, [0] * k, (0.0, 0.0))

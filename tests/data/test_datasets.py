@@ -348,6 +348,7 @@ def test_tiles_are_rectangles_that_cover_the_image(n_tiles):
             for a in (0.0, -1.0, np.nan, np.inf)
         ),
         (lambda: datasets.photo_tile(20, 20), "20"),
+        (lambda: datasets.photo_tile(-1, 20), "-1"),
     ],
 )
 def test_impossible_splits_are_refused(call, message):

@@ -459,6 +459,26 @@ def test_the_first_of_two_replies_to_one_request_counts():
     assert grid.at <= 41
 
 
+def test_an_error_that_comes_twice_is_taken_once():
+    """Also when its node has answered the second request, and the trip waits for another."""
+    grid = Returning(
+        3,
+        lambda node, n: 40.0 if node == 2 else 1.0,
+        fails=lambda node, n: node == 1 and n == 0,
+    )
+    pull, errors = grid.pull_messages, []
+
+    def pull_again(ids):
+        replies = pull(ids)
+        errors.extend(reply for reply in replies if reply.has_error())
+        return [*replies, *errors]
+
+    grid.pull_messages = pull_again
+    expected = [(0, FINISHED), (1, CRASHED), (1, FINISHED), (2, FINISHED)]
+    assert take_all(grid) == expected
+    assert len(errors) == 1
+
+
 def test_patience_is_for_grids_whose_nodes_come_back(uploads):
     simulation = type(InMemoryGrid.__name__, (Uploads,), {})
     assert Nodes(1).exchange().patience == 0

@@ -53,6 +53,15 @@ def test_a_secret_needs_both_lasting_and_both_ephemeral_keys():
     assert first.secret(1, second.public_key) not in others
 
 
+def test_a_slot_beyond_the_roster_has_no_secret():
+    own = of(0)
+    key = of(3).public_key
+    assert own.secret(3, key)
+    for slot in (4, 5, 2**32 - 1):
+        with pytest.raises(MessageError, match=f"below 4. Got {slot}"):
+            own.secret(slot, key)
+
+
 def wrong_claims():
     """Return a client with everything that is not its owner's claim for this node and key."""
     right = peer(0)

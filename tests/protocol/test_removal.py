@@ -347,6 +347,21 @@ def test_a_false_share_of_a_key_is_corrected():
         assert opened.liars == liars
 
 
+@pytest.mark.claim("guarantees", "43")
+def test_a_false_share_of_the_sum_uses_up_no_correction_of_the_keys():
+    """12 of 15 open, so one share may be false, also after another was left out."""
+    context = context_of(sharing=SUM.set_up(15, 1, 15))
+    found = combined(dealt_by(range(M), context), context)
+    expected = reconstruct_sum(RUN, 1, found, survivors_of(M), context)
+    length, _ = lengths(RUN, context)
+    found[3] = bytes(len(found[3]))
+    found[7] = found[7][:length] + bytes(len(found[7]) - length)
+    opened = reconstruct_sum(RUN, 1, found, survivors_of(M), context)
+    np.testing.assert_array_equal(opened.vector, expected.vector)
+    assert opened.factor == expected.factor == pytest.approx(math.sqrt(6 / 5))
+    assert opened.liars == (3,)
+
+
 def test_a_malformed_part_is_named():
     context = context_of()
     parts = [part[0] for part in dealt_by(range(M), context)]
