@@ -243,10 +243,10 @@ class PrivateKMeans(
             If ``max_total_epsilon`` would be exceeded; nothing is spent then. Also if
             the fit could not be finished; its charges remain.
         """
-        self._require_public_parameters()
+        _require_public_parameters(self)
         _require_readable(X)
         records = validate_data(self, X, dtype=np.float64, order="C")
-        persons = self._checked_groups(groups, len(records))
+        persons = _checked_groups(self, groups, len(records))
         weights = _checked_sample_weight(sample_weight, len(records))
         seed = int(check_random_state(self.random_state).randint(2**31))
         kind = BY_NAME.get(self.strategy)
@@ -261,7 +261,7 @@ class PrivateKMeans(
         parameters: dict[str, Any] = {
             "n_clusters": self.n_clusters,
             "domain": self._domain(X, records.shape[1]),
-            "privacy": PrivacyBudget(self.epsilon, self.delta, self._checked_unit()),
+            "privacy": PrivacyBudget(self.epsilon, self.delta, _checked_unit(self)),
             **self._planned_numbers(len(records), weights),
             "trust": "plain" if self.epsilon is None else "trusted-server",
             "min_clients": 1,
@@ -360,10 +360,10 @@ class PrivateKMeans(
         With ``unit="person"`` it is the cost for one person. A fit with
         ``unit="record"`` bounds nothing for a person, so it is ``(inf, 1.0)`` then.
         """
-        unit = self._checked_unit()
+        unit = _checked_unit(self)
         if self.state_dir is None:
             return self._own_account().sums.total(unit)
-        delta = self._limit().delta
+        delta = _limit(self).delta
         if unit == "record":
             return spent_epsilon(self.state_dir, delta) or 0.0, delta
         spent = spent_by_unit(self.state_dir, delta)
@@ -386,61 +386,6 @@ class PrivateKMeans(
             self._account = _Account(_Sums())
         return self._account
 
-    def _require_public_parameters(self) -> None:
-        """Require a public number for a private fit, and a ledger for its limits."""
-        unit = self._checked_unit()
-        if unit == "record" and self.n_persons is not None:
-            raise ConfigurationError(
-                "Expected n_persons with unit='person' only. "
-                f"Got n_persons={self.n_persons!r} with unit='record'."
-            )
-        has_number = self.n_records is not None or self.n_persons is not None
-        if self.epsilon is not None and not has_number and unit == "person":
-            raise ConfigurationError(
-                "Expected n_persons, the approximate public number of persons, with a private "
-                f"budget and unit='person'. Got None with epsilon={self.epsilon!r}."
-            )
-        if self.epsilon is not None and not has_number:
-            raise ConfigurationError(
-                "Expected n_records, the approximate public number of records, with a private "
-                f"budget. Got None with epsilon={self.epsilon!r}."
-            )
-        if self.state_dir is None:
-            for name in ("max_total_epsilon", "max_total_delta"):
-                limit = getattr(self, name)
-                if limit is not None:
-                    raise ConfigurationError(
-                        "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
-                        f"max_total_delta. Got None with {name}={limit!r}."
-                    )
-        elif self.epsilon is None:
-            raise ConfigurationError(
-                "Expected a private epsilon beside the ledger in state_dir, to which every fit is "
-                "charged. Got None."
-            )
-
-    def _checked_unit(self) -> Literal["record", "person"]:
-        if self.unit == "record":
-            return "record"
-        if self.unit == "person":
-            return "person"
-        raise ConfigurationError(
-            "Expected unit as 'record' or 'person', for all records have one holder. "
-            f"Got {self.unit!r} instead."
-        )
-
-    def _checked_groups(self, groups: Any, n_records: int) -> Any:
-        """Return the ids of persons, exactly one for each record with ``unit="person"``."""
-        if (groups is not None) != (self.unit == "person"):
-            found = "none" if groups is None else "some"
-            raise ConfigurationError(
-                "Expected groups, the ids of the records' persons, exactly with unit='person'. "
-                f"Got {found} with unit={self.unit!r}."
-            )
-        if groups is not None:
-            require_one_each("groups", _length_of(groups), n_records)
-        return groups
-
     def _planned_numbers(
         self, n_records: int, weights: FloatArray | None
     ) -> dict[str, Any]:
@@ -456,18 +401,6 @@ class PrivateKMeans(
         total = max(1, math.ceil(float(weights.sum())))
         return {"n_records": total, "weighted": True}
 
-    def _limit(self) -> LifetimeLimit:
-        """Return the limit on the joint cost of all fits in the ledger."""
-        if self.max_total_epsilon is None:
-            epsilon = 10.0
-        else:
-            epsilon = self.max_total_epsilon
-        if self.max_total_delta is None:
-            delta = 1e-6
-        else:
-            delta = self.max_total_delta
-        return LifetimeLimit(epsilon, delta)
-
     def _clustered(
         self,
         strategy: KMeansStrategy,
@@ -480,7 +413,7 @@ class PrivateKMeans(
             is_private = strategy.plan.is_private and _starts_privately(self.options)
             self._own_account().sums.add(strategy.plan, is_private)
         else:
-            limit = self._limit()
+            limit = _limit(self)
             policy = replace(
                 policy,
                 state_dir=self.state_dir,
@@ -869,3 +802,74 @@ def _require_room(
                 f"max_total_epsilon={limit.epsilon:g} at max_total_delta={limit.delta:g}. This "
                 "fit would exceed it, and was refused."
             ) from error
+
+
+def _require_public_parameters(estimator: PrivateKMeans) -> None:
+    """Require a public number for a private fit, and a ledger for its limits."""
+    unit = _checked_unit(estimator)
+    if unit == "record" and estimator.n_persons is not None:
+        raise ConfigurationError(
+            "Expected n_persons with unit='person' only. "
+            f"Got n_persons={estimator.n_persons!r} with unit='record'."
+        )
+    has_number = estimator.n_records is not None or estimator.n_persons is not None
+    if estimator.epsilon is not None and not has_number and unit == "person":
+        raise ConfigurationError(
+            "Expected n_persons, the approximate public number of persons, with a private "
+            f"budget and unit='person'. Got None with epsilon={estimator.epsilon!r}."
+        )
+    if estimator.epsilon is not None and not has_number:
+        raise ConfigurationError(
+            "Expected n_records, the approximate public number of records, with a private "
+            f"budget. Got None with epsilon={estimator.epsilon!r}."
+        )
+    if estimator.state_dir is None:
+        for name in ("max_total_epsilon", "max_total_delta"):
+            limit = getattr(estimator, name)
+            if limit is not None:
+                raise ConfigurationError(
+                    "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
+                    f"max_total_delta. Got None with {name}={limit!r}."
+                )
+    elif estimator.epsilon is None:
+        raise ConfigurationError(
+            "Expected a private epsilon beside the ledger in state_dir, to which every fit is "
+            "charged. Got None."
+        )
+
+
+def _checked_unit(estimator: PrivateKMeans) -> Literal["record", "person"]:
+    if estimator.unit == "record":
+        return "record"
+    if estimator.unit == "person":
+        return "person"
+    raise ConfigurationError(
+        "Expected unit as 'record' or 'person', for all records have one holder. "
+        f"Got {estimator.unit!r} instead."
+    )
+
+
+def _checked_groups(estimator: PrivateKMeans, groups: Any, n_records: int) -> Any:
+    """Return the ids of persons, exactly one for each record with ``unit="person"``."""
+    if (groups is not None) != (estimator.unit == "person"):
+        found = "none" if groups is None else "some"
+        raise ConfigurationError(
+            "Expected groups, the ids of the records' persons, exactly with unit='person'. "
+            f"Got {found} with unit={estimator.unit!r}."
+        )
+    if groups is not None:
+        require_one_each("groups", _length_of(groups), n_records)
+    return groups
+
+
+def _limit(estimator: PrivateKMeans) -> LifetimeLimit:
+    """Return the limit on the joint cost of all fits in the ledger."""
+    if estimator.max_total_epsilon is None:
+        epsilon = 10.0
+    else:
+        epsilon = estimator.max_total_epsilon
+    if estimator.max_total_delta is None:
+        delta = 1e-6
+    else:
+        delta = estimator.max_total_delta
+    return LifetimeLimit(epsilon, delta)

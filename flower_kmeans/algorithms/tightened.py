@@ -476,7 +476,7 @@ class Tightened(Algorithm):
 
     @property
     def _counted(self) -> str:
-        """What counts: records or persons."""
+        """The units that counts are of: records or persons."""
         return total_name(self.budget).removeprefix("n_")
 
     @property

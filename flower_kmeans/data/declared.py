@@ -77,7 +77,7 @@ def digest_of(domain: DeclaredDomain) -> str:
 
 
 def described(domain: DeclaredDomain) -> list[str]:
-    """Return what a domain declares, in words."""
+    """Return the declarations of a domain, in words."""
     if isinstance(domain, TableDomain):
         return domain.describe()
     names = ", ".join(domain.columns or ())

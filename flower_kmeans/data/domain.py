@@ -434,26 +434,7 @@ class Box(_Bounds):
 
     def factors(self) -> list[Factor]:
         """Return numbers and categories as people name them, in order."""
-        names = self.columns
-        ends = dict(self.categories)
-        found = []
-        start = 0
-        while start < self.n_features:
-            stop = ends.get(start, start + 1)
-            if names is None:
-                name = f"column {start + 1}"
-            elif start in ends:
-                name = _common_name(names[start:stop])
-            else:
-                name = names[start]
-            found.append(Factor(name, start, stop, is_category=start in ends))
-            start = stop
-        times = Counter(factor.name for factor in found)
-        for i, factor in enumerate(found):
-            if names is not None and factor.is_category and times[factor.name] > 1:
-                whole = f"{names[factor.start]} to {names[factor.stop - 1]}"
-                found[i] = factor._replace(name=whole)
-        return found
+        return _factors(self)
 
     def weighted(self, weights: Mapping[str, float]) -> "Box":
         """Return the box with other weights, by the names of `factors`."""
@@ -1197,6 +1178,30 @@ def _checked_weights(
                 f"Expected equal weights in the columns {start} to {stop - 1} of a category. "
                 f"Got {found[start:stop]} instead."
             )
+    return found
+
+
+def _factors(box: Box) -> list[Factor]:
+    """Return the numbers and categories of a box (`Box.factors`)."""
+    names = box.columns
+    ends = dict(box.categories)
+    found = []
+    start = 0
+    while start < box.n_features:
+        stop = ends.get(start, start + 1)
+        if names is None:
+            name = f"column {start + 1}"
+        elif start in ends:
+            name = _common_name(names[start:stop])
+        else:
+            name = names[start]
+        found.append(Factor(name, start, stop, is_category=start in ends))
+        start = stop
+    times = Counter(factor.name for factor in found)
+    for i, factor in enumerate(found):
+        if names is not None and factor.is_category and times[factor.name] > 1:
+            whole = f"{names[factor.start]} to {names[factor.stop - 1]}"
+            found[i] = factor._replace(name=whole)
     return found
 
 

@@ -300,7 +300,7 @@ def count_at(counts: PersonCounts, keys: KeyArray) -> IntArray:
 
 
 def room_of(full_weight: int, n_clients: int) -> int:
-    """Return what the records of a person weigh at one client, at most.
+    """Return the most that the records of a person weigh at one client.
 
     ``full_weight`` is W, and ``n_clients`` the most clients g with records of a person.
     """

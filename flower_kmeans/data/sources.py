@@ -248,7 +248,7 @@ def as_source(
 
 
 class Weighed(NamedTuple):
-    """A source with weights, and the counts of what they changed."""
+    """A source with weights, and the counts of records that they changed."""
 
     source: Source
     counts: WeightCounts

@@ -326,7 +326,7 @@ def _require_loaders(weighing: Weighing | None, loaders: Loaders) -> None:
 
 
 def _warn_of_weights(counts: WeightCounts, weighing: Weighing) -> None:
-    """Log what weights of persons changed. Only this node may know it."""
+    """Log the numbers of records that weights changed. Only this node may know them."""
     if counts.n_missing:
         log.warning(
             "%d records have no id of a person; each counts as a person of its own.",

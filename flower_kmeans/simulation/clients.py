@@ -20,7 +20,7 @@ Check = Callable[[int, Callable[[], Any]], KMeansError | None]
 
 
 class Loading(NamedTuple):
-    """Functions of a context that return what the client of the context holds."""
+    """Functions of a context that return the data of its client."""
 
     data: LoadData
     """Returns the records."""
@@ -138,7 +138,7 @@ class Unusable:
 
 
 def _value(held: Any) -> Any:
-    """Return what a client holds, also where it is a reference."""
+    """Return data of a client, also where it is a reference."""
     if is_reference(held):
         return sys.modules["ray"].get(held)
     return held

@@ -424,7 +424,7 @@ def _is_weighted(strategy: AnyStrategy) -> bool:
 def _checked_beside(
     name: str, given: Sequence[Any] | None, records: ClientRecords, is_needed: bool
 ) -> list[Any]:
-    """Return what each client holds beside its records; ``None`` for each if nothing is needed."""
+    """Return the data of each client beside its records; ``None`` for each if none is needed."""
     if (given is not None) != is_needed:
         need = "unit='person'" if name == "persons" else "weighted=True"
         found = "none" if given is None else "some"

@@ -314,7 +314,7 @@ def _result_of(task: Any) -> Any:
 
 
 def _placed(own: Own) -> Own:
-    """Return a client's data, with references in place of what is large."""
+    """Return a client's data, with references in place of large arrays."""
     import ray
 
     if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:

@@ -140,7 +140,7 @@ _PolicyFile = Annotated[
 
 
 def ledger(*, state_dir: _StateDir = None, policy_file: _PolicyFile = None) -> None:
-    """Print what all runs cost together, by unit of privacy. Nothing is changed.
+    """Print the cost of all runs together, by unit of privacy. Nothing is changed.
 
     A unit is not covered from the first run on that does not protect it: runs for
     records bound nothing for a person with many records. The total of the policy holds
