@@ -150,6 +150,16 @@ class Algorithm(ABC):
                 "Expected a domain from public knowledge with a private budget. Got one that was "
                 "read off records (from_records): no epsilon holds with it."
             )
+        if (
+            isinstance(domain, TableDomain)
+            and domain.persons
+            and budget.is_private
+            and not budget.protects_persons
+        ):
+            raise ConfigurationError(
+                "Expected a budget with unit='person', because the domain says that persons are "
+                f"protected. Got unit={budget.unit!r}."
+            )
         total = weights.planned_total(self)
         if total is not None and self.n_clusters > total:
             raise ConfigurationError(

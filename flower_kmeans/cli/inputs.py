@@ -128,7 +128,10 @@ class InputRecords:
             # this run states it instead.
             if tighten is None:
                 tighten = self.domain.tighten
-            unmarked = TableDomain(self.domain.declared, tighten=tighten)
+            declared = self.domain.declared
+            unmarked = TableDomain(
+                declared, tighten=tighten, persons=self.domain.persons
+            )
             return unmarked.weighted(weights or {}), self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]
@@ -264,7 +267,10 @@ class InputRecords:
         if domain is not None:
             places = {column.name: column for column in domain.declared}
             domain = TableDomain(
-                [places[name] for name in names], domain.from_records, domain.tighten
+                [places[name] for name in names],
+                domain.from_records,
+                domain.tighten,
+                domain.persons,
             )
             columns = domain.columns or ()
         order = [self.columns.index(name) for name in columns]

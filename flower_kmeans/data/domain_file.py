@@ -16,7 +16,7 @@ from flower_kmeans.files import parsed_toml
 _TABLE = re.compile(
     r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE
 )
-_TOP = ("columns", "from_records", "tighten")
+_TOP = ("columns", "from_records", "tighten", "persons")
 _SHOWN = 60  # most characters of a value in a message
 
 
@@ -157,9 +157,10 @@ def mistake(values: Mapping[str, Any], text: str) -> str | None:
         place = place_of(_line_of_key(text, "columns"), "columns")
         got = "nothing" if columns is None else _shown(columns)
         return f"{place}: expected a [[columns]] for each column; got {got}."
-    if not isinstance(values.get("from_records", False), bool):
-        place = place_of(_line_of_key(text, "from_records"), "from_records")
-        return f"{place}: expected true or false; got {_shown(values['from_records'])}."
+    for key in ("from_records", "persons"):
+        if not isinstance(values.get(key, False), bool):
+            place = place_of(_line_of_key(text, key), key)
+            return f"{place}: expected true or false; got {_shown(values[key])}."
     if "tighten" in values and not _is_number(values["tighten"]):
         place = place_of(_line_of_key(text, "tighten"), "tighten")
         return f"{place}: expected {_NUMBER}; got {_shown(values['tighten'])}."

@@ -311,6 +311,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[Number | Category | Date]
     from_records: bool = False
     tighten: float | None = None
+    persons: bool = False
 
 
 @dataclass(frozen=True, init=False)
@@ -328,6 +329,10 @@ class TableDomain(Box):
     tighten : float, optional
         As for `Box`: the bounds of numbers and dates are outer bounds, and this fraction
         of mu^2 finds ranges within them.
+    persons : bool, default: False
+        Whether persons with all of their records are protected. A strategy with a
+        private budget of another unit then refuses the domain, and a `ClientPolicy`
+        that pins it accepts only private runs with ``unit="person"``.
 
     Raises
     ------
@@ -344,6 +349,7 @@ class TableDomain(Box):
 
     declared: tuple[Number | Category | Date, ...] = ()
     from_records: bool = False
+    persons: bool = False
     outer: "TableDomain | None" = field(default=None, init=False)
     """The domain within whose bounds a run found the box of this one; ``None`` of others."""
 
@@ -352,9 +358,14 @@ class TableDomain(Box):
         declared: Sequence[Number | Category | Date],
         from_records: bool = False,
         tighten: float | None = None,
+        persons: bool = False,
     ) -> None:
         if tighten is not None:
             check_tighten(tighten)
+        if not isinstance(persons, bool):
+            raise ConfigurationTypeError(
+                f"Expected persons as True or False. Got {type(persons).__name__} instead."
+            )
         try:
             # A struct does not check the types of its fields when it is made.
             values = {"columns": list(declared), "from_records": from_records}
@@ -388,7 +399,10 @@ class TableDomain(Box):
             tighten=tighten,
         )
         vars(self).update(
-            declared=tuple(columns), from_records=from_records, outer=None
+            declared=tuple(columns),
+            from_records=from_records,
+            persons=persons,
+            outer=None,
         )
 
     @classmethod
@@ -421,7 +435,7 @@ class TableDomain(Box):
                 place = place_of(line_of(decoded, i, key), key, column.name)
                 raise ConfigurationError(f"{begin} {place}: {error}") from None
         try:
-            return cls(file.columns, file.from_records, file.tighten)
+            return cls(file.columns, file.from_records, file.tighten, file.persons)
         except KMeansError as error:
             raise ConfigurationError(f"{begin} {error}") from None
 
@@ -459,6 +473,8 @@ class TableDomain(Box):
         parts = [_NOT_PUBLIC] if self.from_records else []
         if self.tighten is not None:
             parts.append(f"tighten = {_toml(self.tighten)}\n")
+        if self.persons:
+            parts.append("persons = true\n")
         for column in self.declared:
             values = {"kind": column.__struct_config__.tag}
             values |= msgspec.structs.asdict(column)
@@ -544,15 +560,15 @@ class TableDomain(Box):
             replace(column, weight=chosen.get(column.name, column.weight))
             for column in self.declared
         ]
-        return TableDomain(columns, self.from_records, self.tighten)
+        return TableDomain(columns, self.from_records, self.tighten, self.persons)
 
     def tightened(self, tighten: float | None) -> "TableDomain":
         """Return the domain with another fraction ``tighten``."""
-        return TableDomain(self.declared, self.from_records, tighten)
+        return TableDomain(self.declared, self.from_records, tighten, self.persons)
 
     def within(self, lower: ArrayLike, upper: ArrayLike) -> "TableDomain":
         """Return the domain with released ranges as its box. Cells are read as before."""
-        found = TableDomain(self.declared, self.from_records)
+        found = TableDomain(self.declared, self.from_records, persons=self.persons)
         Box.__init__(
             found,
             lower,

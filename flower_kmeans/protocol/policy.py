@@ -280,6 +280,8 @@ class ClientPolicy:
         yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
         unit = run.plan.budget.unit
         yield unit in self.units, f"unit in units={list(self.units)}", unit
+        if isinstance(self.domain, TableDomain) and self.domain.persons:
+            yield unit == "person", "unit='person', as the pinned domain says", unit
         if run.plan.budget.protects_persons:
             least = self.max_clients_per_person
             assumed = run.algorithm.max_clients_per_person

@@ -108,11 +108,11 @@ def test_the_file_without_a_mistake_is_read():
         ('name = "age"', 'name = "ward"', "Line 12, column 'ward', key 'name': expected another "
          "name in each column; got 'ward' once more."),
         ("# agreed", "from_record = true\n# agreed", "Line 1, key 'from_record': expected one of "
-         "columns, from_records, tighten; got 'from_record' (did you mean 'from_records'?)."),
+         "columns, from_records, tighten, persons; got 'from_record' (did you mean 'from_records'?)."),
         ("# agreed", "from_records = 1\n# agreed", "Line 1, key 'from_records': expected true or "
          "false; got 1."),
         ("# agreed", "[column]\n# agreed", "Line 1, key 'column': expected one of columns, "
-         "from_records, tighten; got 'column' (did you mean 'columns'?)."),
+         "from_records, tighten, persons; got 'column' (did you mean 'columns'?)."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_with_its_place(old, new, expected):

@@ -36,7 +36,7 @@ from flower_kmeans.data.table_domain import (
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.sklearn import PrivateKMeans
-from flower_kmeans.strategies import GLloyd, Lloyd
+from flower_kmeans.strategies import GLloyd, Lloyd, SynopsisKMeans
 
 pytestmark = pytest.mark.claim("guarantees", "7")
 
@@ -862,6 +862,38 @@ def found_within(domain):
     numbers = domain.numbers
     lower[numbers] += 0.25 * (upper - lower)[numbers]
     return domain.within(lower, upper), lower, upper
+
+
+PROTECTED = TableDomain(DOMAIN.declared, persons=True)
+
+
+def test_a_domain_may_say_that_persons_are_protected():
+    text = PROTECTED.to_toml()
+    assert text.startswith("persons = true\n\n[[columns]]")
+    again = TableDomain.from_toml(text)
+    assert (again, again.persons) == (PROTECTED, True)
+    assert PROTECTED.digest != DOMAIN.digest
+    assert PROTECTED.weighted({"age": 2.0}).persons
+    assert PROTECTED.tightened(0.1).persons
+    assert PROTECTED.within(PROTECTED.lower, PROTECTED.upper).persons
+    assert "persons" not in DOMAIN.to_toml()
+    with pytest.raises(
+        ConfigurationError, match="Line 1, key 'persons': expected true"
+    ):
+        TableDomain.from_toml(text.replace("true", '"yes"', 1))
+    with pytest.raises(ConfigurationTypeError, match="persons as True or False"):
+        TableDomain(DOMAIN.declared, persons="yes")
+
+
+@pytest.mark.parametrize("tighten", [None, 0.1])
+def test_a_private_run_over_a_domain_of_persons_protects_persons(tighten):
+    domain = PROTECTED.tightened(tighten)
+    for budget in (PrivacyBudget(1.0), PrivacyBudget(1.0, unit="client")):
+        with pytest.raises(ConfigurationError, match="unit='person'.*the domain says"):
+            SynopsisKMeans(2, domain, budget, n_records=500, n_clients=5)
+    by_person = PrivacyBudget(1.0, unit="person")
+    SynopsisKMeans(2, domain, by_person, n_persons=500, n_clients=5)
+    SynopsisKMeans(2, domain, PrivacyBudget(None), n_clients=5)
 
 
 TIGHT = DOMAIN.tightened(0.1)

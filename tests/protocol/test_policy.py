@@ -169,6 +169,11 @@ def test_pins_and_names_accept_their_own():
         persons = make_run(budget=PERSON_LEVEL, shared_by=shared_by)
         own = replace(OPEN, units=("person",), max_clients_per_person=2)
         assert accepts(own, persons)
+    declared = TableDomain([Number("x", 0, 1), Number("y", 0, 1)], persons=True)
+    pinned = replace(OPEN, units=("record", "person"), domain=declared)
+    box = Box([0, 0], [1, 1], columns=["x", "y"])
+    assert accepts(pinned, make_run(domain=box, budget=PERSON_LEVEL))
+    assert not accepts(pinned, make_run(domain=box))
     named = make_run(domain=NAMED)
     for limit in (
         {"domain": Box([0, 0], [1, 1])},
