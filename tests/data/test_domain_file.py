@@ -108,7 +108,8 @@ def test_the_file_without_a_mistake_is_read():
         ('name = "age"', 'name = "ward"', "Line 12, column 'ward', key 'name': expected another "
          "name in each column; got 'ward' once more."),
         ("# agreed", "from_record = true\n# agreed", "Line 1, key 'from_record': expected one of "
-         "columns, from_records, tighten, persons; got 'from_record' (did you mean 'from_records'?)."),
+         "columns, from_records, tighten, persons; got 'from_record' (did you mean "
+         "'from_records'?)."),
         ("# agreed", "from_records = 1\n# agreed", "Line 1, key 'from_records': expected true or "
          "false; got 1."),
         ("# agreed", "[column]\n# agreed", "Line 1, key 'column': expected one of columns, "

@@ -889,7 +889,7 @@ def test_a_domain_may_say_that_persons_are_protected():
 def test_a_private_run_over_a_domain_of_persons_protects_persons(tighten):
     domain = PROTECTED.tightened(tighten)
     for budget in (PrivacyBudget(1.0), PrivacyBudget(1.0, unit="client")):
-        with pytest.raises(ConfigurationError, match="unit='person'.*the domain says"):
+        with pytest.raises(ConfigurationError, match=r"unit='person'.*the domain says"):
             SynopsisKMeans(2, domain, budget, n_records=500, n_clients=5)
     by_person = PrivacyBudget(1.0, unit="person")
     SynopsisKMeans(2, domain, by_person, n_persons=500, n_clients=5)
