@@ -1,5 +1,6 @@
 """Answers: the integers that a client adds to a round's sum, before noise and masks."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,12 +81,14 @@ def reconstructed(
     words: IntArray,
     answered: float = 1.0,
     n_answers: int | None = None,
+    noise_factor: float = 1.0,
 ) -> Statistic:
     """Return the statistic of a round's reconstructed or unmasked words, (words,).
 
     With weights, each word is divided by the full weight: it is post-processing, so it
-    costs no privacy (docs/guarantees, Theorem 46). ``answered`` and ``n_answers`` are
-    those of `Statistic`.
+    costs no privacy (docs/guarantees, Theorem 46). ``answered``, ``n_answers`` and
+    ``noise_factor`` are those of `Statistic`.
     """
     scaled = weights.in_records(words, algorithm.full_weight)
-    return algorithm.layout(round_number).unflatten(scaled, answered, n_answers)
+    found = algorithm.layout(round_number).unflatten(scaled, answered, n_answers)
+    return replace(found, noise_factor=noise_factor)

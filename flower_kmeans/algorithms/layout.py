@@ -45,6 +45,8 @@ class Statistic:
     """Fraction of the clients that are in a sum, in (0, 1]. It is public."""
     n_answers: int | None = None
     """Number of answers in a sum, if it is known. It is public."""
+    noise_factor: float = 1.0
+    """Standard deviation of the noise over the planned one. It is public."""
 
 
 @dataclass(frozen=True)

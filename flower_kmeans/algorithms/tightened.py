@@ -266,7 +266,7 @@ class Tightened(Algorithm):
             words[ranges.COARSE],
             words[ranges.MIDDLE],
             words[ranges.FINE],
-            self._deviation,
+            self._deviation * answer.noise_factor,
         )
         return box
 

@@ -131,9 +131,9 @@ def _updated(
     """Return the encoded state after the words of a sum, and its findings."""
     algorithm = run.algorithm
     share = n_survivors / entry.n_slots
-    answer = reconstructed(algorithm, entry.t, words, share, n_survivors)
-    state = run.kept.once(state_after, run, entry.t - 1, before)
     factor = noise.noise_factor(run, n_survivors)
+    answer = reconstructed(algorithm, entry.t, words, share, n_survivors, factor)
+    state = run.kept.once(state_after, run, entry.t - 1, before)
     findings = plausibility.findings_of(algorithm, state, answer, factor)
     arrays = algorithm.update(state, answer).arrays
     return _encoded(arrays, before, findings)

@@ -98,7 +98,7 @@ class RoundSums:
         n_dealers = len(attempt.dealers)
         fraction = n_dealers / attempt.frame.n_slots
         words = found.vector[:-1]
-        answer = reconstructed(algorithm, t, words, fraction, n_dealers)
+        answer = reconstructed(algorithm, t, words, fraction, n_dealers, found.factor)
         course.findings += findings_of(algorithm, course.state, answer, found.factor)
         course.state = algorithm.update(course.state, answer, course.generator(t))
         course.last_sum = t
