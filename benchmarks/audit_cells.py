@@ -42,6 +42,8 @@ COST, RELATIVE, MEANS = "cost", "relative", "means"
 # so many columns that one joint bound on a record's sums would need far more noise
 COLUMNS = "columns"
 PAPER = "paper, two rounds"  # no relocation: each round's radius is the sensitivity
+# a first round finds ranges of the columns, and later rounds read records within them
+RANGES = "ranges"
 # FastLloyd with so few records that its sums are weighted by nearness
 WEIGHTED = "weighted"
 
@@ -85,6 +87,11 @@ PERSONS = (
 
 Weights come before noise and shares, so they do not depend on the trust model.
 """
+
+
+WITH_RANGES = ("FastLloyd", "GLloyd", "SynopsisKMeans")
+"""Strategies with attacks on a run that begins with ranges of columns."""
+TIGHTEN = 0.1  # of mu^2 for the ranges
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,11 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
         ]
         places.append(("FedDPKMeans", "trusted-server", "laplace"))
         if unit == "record":
+            places += [
+                (strategy, trust, RANGES)
+                for strategy in WITH_RANGES
+                for trust in ("oblivious-server", "trusted-server")
+            ]
             places += [("SuLloyd", trust, COLUMNS) for trust in TRUSTS["SuLloyd"]]
         for variant in (BELOW, BEYOND):
             places.append(("GLloyd", "clients-only", variant))
@@ -207,7 +219,10 @@ def setting_of(cell: Cell) -> Setting:
     if cell.variant == COST:
         options["cost"] = True
     budget = PrivacyBudget(cell.epsilon, DELTA, cell.unit)
-    setting: Setting = _SETTINGS[cell.strategy](cell, budget, options)
+    if cell.variant == RANGES:
+        setting = _with_ranges(cell, budget, options)
+    else:
+        setting = _SETTINGS[cell.strategy](cell, budget, options)
     views: dict[str, Literal["below", "beyond"]] = {BELOW: "below", BEYOND: "beyond"}
     return replace(setting, view=views.get(cell.variant, "sums"))
 
@@ -254,6 +269,25 @@ def _ball(d: int) -> Ball:
 
 def _sphere(d: int) -> FloatArray:
     return np.eye(1, d)
+
+
+def _with_ranges(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
+    """Let ranges be found that are far from the target, which is read in their corner.
+
+    The range of each column goes from two bins with 20,000 records each to a bin with
+    2,000. So the first 40,000 keep both centroids far from the upper corner.
+    """
+    domain = Box([-1.0] * 2, [1.0] * 2, tighten=TIGHTEN)
+    fine = 2 / 1024
+    low = -0.5 + 0.2 * fine
+    places = [[low] * 2, [low - fine] * 2]
+    held = np.concatenate([_held(places, 20_000), _held([[low + 8 * fine] * 2], 2_000)])
+    if cell.strategy != "SynopsisKMeans":
+        options |= {"n_rounds": 2, "initial": places}
+    strategy = getattr(strategies, cell.strategy)(
+        2, domain, budget, **_sized(cell, options, len(held))
+    )
+    return _setting(cell, strategy, held, np.ones((1, 2)))
 
 
 def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:

@@ -25,13 +25,12 @@ from audit_cells import DELTA, Setting
 from numpy.typing import NDArray
 
 from flower_kmeans import simulate
-from flower_kmeans.algorithms import Query, State
+from flower_kmeans.algorithms import Query, State, tightened
 from flower_kmeans.algorithms.answers import answer_of, reconstructed
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.data.sources import as_source, weighed
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
@@ -81,50 +80,47 @@ class Answers:
         ]
         self._own = self._grouped(setting.background[0], by_client)
 
-    def _grid(self, records: FloatArray) -> GridRecords:
-        return GridRecords(records, self.algorithm.domain, self.algorithm.fraction_bits)
-
     def _grouped(
         self, part: FloatArray, by_client: bool
-    ) -> list[tuple[int, GridRecords]]:
+    ) -> list[tuple[int, FloatArray]]:
+        """Return rows by how often each of them counts."""
         if by_client:
-            return [(1, self._grid(part))] if len(part) else []
+            return [(1, part)] if len(part) else []
         weight = self.algorithm.full_weight or 1  # each record is a person of its own
         rows, times = np.unique(part, axis=0, return_counts=True)
-        return [
-            (weight * int(many), self._grid(rows[times == many]))
-            for many in np.unique(times)
-        ]
+        return [(weight * int(many), rows[times == many]) for many in np.unique(times)]
 
-    def _weighed(self, target: FloatArray) -> list[tuple[int, GridRecords]]:
+    def _weighed(self, target: FloatArray) -> list[tuple[int, FloatArray]]:
         """Return the target's records by their weights, which a client gives to one person's."""
         weighing = weighing_of(self.algorithm)
         if weighing is None:
-            return [(1, self._grid(target))]
+            return [(1, target)]
         source = as_source(target, target.shape[1])
         ids = ["target"] * len(target)
         rows = weighed(source, weighing, ids, None, token(32)).source.loaded()
         return [
-            (int(weight), self._grid(rows[rows[:, -1] == weight, :-1]))
+            (int(weight), rows[rows[:, -1] == weight, :-1])
             for weight in np.unique(rows[:, -1])
         ]
 
-    def _answer(self, query: Query, records: GridRecords) -> IntArray:
+    def _answer(self, query: Query, rows: FloatArray) -> IntArray:
+        # The grid is that of the query's ranges, if the run finds ranges.
+        records = tightened.records_of(self.algorithm, query, rows)
         answer = answer_of(self.algorithm, query, records)
         return self.algorithm.layout(query.round).flatten(answer)
 
     def without(self, query: Query, *, own: bool = False) -> IntArray:
         """Return the exact sum without the target, or the first client's own part of it."""
         total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
-        for many, records in self._own if own else self._groups:
-            total += many * self._answer(query, records)
+        for many, rows in self._own if own else self._groups:
+            total += many * self._answer(query, rows)
         return total
 
     def change(self, query: Query) -> IntArray:
         """Return the target's change of the sum."""
         total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
-        for weight, records in self._target:
-            total += weight * self._answer(query, records)
+        for weight, rows in self._target:
+            total += weight * self._answer(query, rows)
         return total
 
     def start(self) -> State:
@@ -438,7 +434,8 @@ def repeated(
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
         ]
-    if isinstance(answers.algorithm, LloydFamily):  # updates are cheap
+    inner = tightened.without_ranges(answers.algorithm)
+    if isinstance(inner, LloydFamily):  # updates are cheap
         views = _following(answers, drawn)
     else:
         unknown = np.concatenate([each for each, _ in drawn], axis=1)
