@@ -22,6 +22,7 @@ from flower_kmeans.algorithms import (
 )
 from flower_kmeans.algorithms.answers import words_of_rows
 from flower_kmeans.algorithms.queries import UNUSABLE, check_query
+from flower_kmeans.algorithms.ranges import BINS, COARSE
 from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.algorithms.tightened import BOX, RANGES, Tightened, rest_of
 from flower_kmeans.data.domain import Ball, Box
@@ -374,6 +375,27 @@ def test_the_plan_says_which_groups_may_be_cut_off():
     assert warning.startswith("WARNING: 201 records are more than a fiftieth of")
     open_ = make(budget=PrivacyBudget(None))
     assert (open_.notes, open_.cautions) == ((), ())
+
+
+def test_the_rule_knows_noise_beyond_the_plan():
+    """A bin of 4 deviations is inhabited, unless the noise is a fourth larger."""
+    algorithm = make(domain=Box([0, 0], [1, 1], tighten=0.1))
+    words = np.zeros(algorithm.layout(1).n_words, dtype=np.int64)
+    answer = algorithm.layout(1).unflatten(words)
+    coarse, middle, fine = (answer.blocks[name] for name in BINS)
+    much = int(40 * algorithm.noise_of(1)[COARSE])
+    few = int(4 * algorithm.noise_of(1)[COARSE])
+    for column in range(2):
+        for block, n_bins in ((coarse, 16), (middle, 128), (fine, 1024)):
+            own = block.reshape(2, n_bins)[column]
+            own[n_bins // 2] = much
+            own[-1] = few
+    box = algorithm.update(algorithm.initial_state(), answer).arrays[BOX]
+    louder = replace(answer, noise_factor=1.25)
+    narrow = algorithm.update(algorithm.initial_state(), louder).arrays[BOX]
+    # With the bin at the end the range is longer than a fifth, so the bounds stay.
+    np.testing.assert_array_equal(box, [[0, 2**14]] * 2)
+    assert (narrow[:, 1] - narrow[:, 0] < 2**11).all()
 
 
 def test_for_persons_the_plan_counts_persons():
