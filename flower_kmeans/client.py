@@ -105,7 +105,7 @@ def register_kmeans(
         records. A run that protects persons (``unit="person"``) weighs records by
         the person that their id names, and no id leaves the client. An id is its text
         without blanks around it; ``None``, NaN and empty text are missing ids, and each
-        such record counts as a person of its own. Read ids as text: a float of 2^53 or
+        such record counts as one person. Read ids as text: a float of 2^53 or
         more has lost digits and is refused. For a ``ray.data.Dataset`` it may return
         the name of the column of ids. Runs over parties that hold different columns
         compare digests of ids with those of party 0. Other runs use no ids.

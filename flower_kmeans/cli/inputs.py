@@ -83,7 +83,7 @@ class InputRecords:
     def persons(self) -> IntArray | None:
         """Number of each record's person, (n,), if their column is read.
 
-        A record without an id is a person by itself.
+        A record without an id is one person.
         """
         if self.table is None or self.table.persons is None:
             return None

@@ -317,8 +317,8 @@ def person_weights(
     """Return the weights of the records of a block, (n,) int64.
 
     Each of a person's c usable records weighs ``floor(room / c)``. If that is 0, the
-    first ``room`` of them weigh 1, and the others 0. A record without an id is a person
-    of its own. Null records weigh 0.
+    first ``room`` of them weigh 1, and the others 0. A record without an id is one
+    person. Null records weigh 0.
 
     Parameters
     ----------

@@ -647,7 +647,7 @@ def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
     With ``tighten`` the box may have ranges within the domain's bounds.
     """
     if isinstance(box, TableDomain) and box.outer is not None:
-        # A run may have been told to tighten by another option than the file's.
+        # Another option than the file's may have set `tighten`.
         domain = domain.tightened(box.outer.tighten)
     if isinstance(box, Box) and _has_ranges(domain, box):
         domain = domain.within(box.lower, box.upper)

@@ -35,7 +35,7 @@ class WeightCounts(NamedTuple):
     """Numbers of a client's records that weights changed. They stay with the client."""
 
     n_missing: int = 0
-    """Records without an id: each is a person of its own."""
+    """Records without an id: each is one person."""
     n_heavy: int = 0
     """Persons with more records than their weight can be divided among."""
     n_left_out: int = 0

@@ -329,7 +329,7 @@ def _warn_of_weights(counts: WeightCounts, weighing: Weighing) -> None:
     """Log the numbers of records that weights changed. Only this node may know them."""
     if counts.n_missing:
         log.warning(
-            "%d records have no id of a person; each counts as a person of its own.",
+            "%d records have no id of a person; each counts as one person.",
             counts.n_missing,
         )
     if counts.n_heavy:
