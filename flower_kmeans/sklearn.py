@@ -107,8 +107,8 @@ class PrivateKMeans(
         Epsilon of each fit. ``None`` fits without privacy, and is refused with a
         ledger (``state_dir``).
     delta : float, optional
-        Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``, or of
-        ``n_persons`` with ``unit="person"``.
+        Delta of each fit. Default: ``min(1e-6, 1 / (100 n_records))``, with
+        ``n_persons`` in place of ``n_records`` for ``unit="person"``.
     bounds : (lower, upper) or list of (low, high) or dict or Box or Ball or Sphere
         Public bounds in the units of ``X``. Records outside are clipped. Bounds that
         were read from the records are not private. The forms are:
@@ -148,7 +148,7 @@ class PrivateKMeans(
         person then counts as one, with equal weights of their records.
     n_persons : int, optional
         With ``unit="person"``: approximate public number of persons. A private fit
-        requires it, or ``n_records`` with this number in its place.
+        requires it, or this number as ``n_records``.
 
     Attributes
     ----------
@@ -844,7 +844,7 @@ def _checked_unit(estimator: PrivateKMeans) -> Literal["record", "person"]:
     if estimator.unit == "person":
         return "person"
     raise ConfigurationError(
-        "Expected unit as 'record' or 'person', for all records have one holder. "
+        "Expected unit as 'record' or 'person', because all records have one holder. "
         f"Got {estimator.unit!r} instead."
     )
 

@@ -40,9 +40,8 @@ _TAIL_MASS = 31457
 _LONGEST = END // 5  # steps; a longer range stays outer
 _MIDDLE_LEVEL = 3  # a middle bin has 2^3 fine bins
 _COARSE_LEVEL = 6
-_IN_MIDDLE = (
-    1 << _MIDDLE_LEVEL
-)  # fine bins in a middle one, and middle ones in a coarse
+# fine bins in a middle one, and middle bins in a coarse one
+_IN_MIDDLE = 1 << _MIDDLE_LEVEL
 _IN_COARSE = 1 << _COARSE_LEVEL  # fine bins in a coarse one
 # Variances of an averaged middle bin and of a coarse one, over that of a word. Each is
 # averaged with the sum of its 8 parts, by inverse variances: 1 and 8, nearly 1 and 7.
@@ -239,7 +238,7 @@ def bounds_within(domain: Box, box: ArrayLike) -> tuple[list[float], list[float]
 
 
 def stays_outer(box: IntArray) -> list[bool]:
-    """Return of each column whether its range is the whole of its outer bounds."""
+    """Return whether the range of each column is the whole of its outer bounds."""
     is_whole = (box[:, 0] == 0) & (box[:, 1] == END)
     found: list[bool] = is_whole.tolist()
     return found

@@ -42,10 +42,9 @@ RANGES = "ranges"
 """Name of the release of the histograms."""
 _CLIP_SHARE = 4  # an average client is clipped to a fourth of its records
 _SEEN = 5.0  # deviations of a group that is seldom cut off
-_LARGEST_GROUP = (
-    50  # a group of more than this part of the records should not be cut off
-)
-_LARGEST_SHARE = 0.1  # of the records, the same for protected clients
+# A group of more than one in so many records should not be cut off.
+_LARGEST_GROUP = 50
+_LARGEST_SHARE = 0.1  # the same as a fraction, for protected clients
 _SHOWN = 10  # most columns that a sentence names
 
 Making = Callable[[Domain, PrivacyBudget], Algorithm]
@@ -168,8 +167,8 @@ class Tightened(Algorithm):
     `made` makes it from a domain with ``tighten``. ``inner`` is the algorithm of the later
     rounds, over the outer bounds. A state has the arrays of ``inner`` and the ranges.
 
-    Formal guarantee: one record adds one to three words of each column's histograms, so
-    they change by sqrt(3 d') in l2 for d' columns. Later rounds have the sensitivities of
+    Formal guarantee: one record adds 1 to each of three words of a column's histograms,
+    so these change by sqrt(3 d') in l2 for d' columns. Later rounds have the sensitivities of
     ``inner`` for all ranges (docs/guarantees, Theorem 45).
     """
 
@@ -432,9 +431,9 @@ class Tightened(Algorithm):
             shown += f" and {len(names) - _SHOWN} more"
         stayed = (
             f"The outer bounds of {shown} stayed: no range of at most a fifth of them was found. "
-            "Either the records fill more of the bounds, which is good, or a sentinel such as "
-            "99999, or values clamped to an outer bound, keep the range wide: have them read as "
-            "missing, or take narrower outer bounds."
+            "The records may fill more of the bounds, which is good. Noise may hide few records. "
+            "Or a sentinel such as 99999, or values clamped to an outer bound, keep the "
+            "range wide: have them read as missing, or take narrower outer bounds."
         )
         return (*found, stayed)
 
@@ -486,7 +485,7 @@ class Tightened(Algorithm):
 
     @property
     def _smallest_share(self) -> float:
-        """Share of the records of a group that is seen, if clipping shortens no answer."""
+        """Fraction of the records of a group that is seen, if clipping shortens no answer."""
         noise = self._deviation * 2.0**-self.fraction_bits
         return ranges.CLEAR * noise / cast(int, self.n_records)
 

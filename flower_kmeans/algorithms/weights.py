@@ -142,7 +142,7 @@ def with_room(
 
 
 _LEAST_SIGNAL = 8.0
-"""Least mu N / (k sqrt d) with a result that is more than noise (measured, for persons)."""
+"""Least mu n_persons / (k sqrt(d)) without a warning (docs/tables/persons.md)."""
 
 
 def note_on_persons(algorithm: "Algorithm") -> str | None:
@@ -157,8 +157,9 @@ def note_on_persons(algorithm: "Algorithm") -> str | None:
     if signal >= _LEAST_SIGNAL:
         return None
     return (
-        f"WARNING: mu n_persons / (k sqrt(d)) is {signal:.3g}, below {_LEAST_SIGNAL:g}: the result "
-        "will be mostly noise. Take fewer clusters or columns, a larger epsilon or more persons."
+        "WARNING: noise may hide many of the clusters, because there are few persons for them: "
+        f"mu n_persons / (k sqrt(d)) is {signal:.3g}, below {_LEAST_SIGNAL:g}. Take fewer clusters "
+        "or columns, a larger epsilon or more persons."
     )
 
 

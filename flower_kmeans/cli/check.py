@@ -713,9 +713,7 @@ def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
         radius = number_text(domain.radius)
         return f"bounds: within {radius} of a centre, {domain.n_features} columns"
     if isinstance(domain, Sphere):
-        return (
-            f"bounds: none, for directions of {domain.n_features} columns count alone"
-        )
+        return f"bounds: none, because only directions of {domain.n_features} columns count"
     names = columns or tuple(f"column {i}:" for i in range(domain.n_features))
     pairs = zip(names, domain.lower, domain.upper, strict=True)
     texts = [

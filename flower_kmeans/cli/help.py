@@ -49,7 +49,7 @@ _WORDS = {
     "fraction_bits": "Records are rounded to 2**-N.",
     "keys": "Origin of the clients' keys.",
     "max_attempts": "Most attempts at a round.",
-    "max_clients_per_person": "Most clients of one person.",
+    "max_clients_per_person": "Most clients with records of a person.",
     "max_colluders": "Most clients that may work together.",
     "max_size": "Most records of a cluster.",
     "min_clients": "Fewest clients behind a sum.",

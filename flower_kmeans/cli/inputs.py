@@ -180,8 +180,7 @@ class InputRecords:
             )
         elif n_found:
             lines.append(
-                f"{n_found:,} of {n_records:,} records are moved to the ball, outside of which "
-                "they are."
+                f"{n_found:,} of {n_records:,} records are outside the ball, and are moved to it."
             )
         return lines
 

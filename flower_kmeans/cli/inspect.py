@@ -105,7 +105,7 @@ class Inspected:
     def left_out(self) -> list[tuple[str, str]]:
         """Return the columns that no run would cluster by, each with the reason."""
         person = self.opened.person
-        left_out = [] if person is None else [(person, "its persons")]
+        left_out = [] if person is None else [(person, "ids of persons")]
         if self.domain is not None:
             return left_out + [(name, "not declared") for name in self.undeclared]
         for name, found in self.guesses.items():
@@ -299,7 +299,7 @@ def _look(found: Inspected, column: ColumnFindings) -> str:
     """Return doubts on one column, for its holder to look at."""
     parts = []
     if column.name == found.opened.person:
-        return "its persons"
+        return "ids of persons"
     if column.suspicion and _kind(found, column) not in ("empty", "id"):
         parts.append(column.suspicion)
     if column.doubt:
@@ -414,7 +414,7 @@ def draft(found: Inspected) -> str:
             "holds free text" if guessed.kind == "free text" else None
         )
         if column.name == found.opened.person:
-            why = "names its persons"
+            why = "has the ids of persons"
         if guessed.kind in ("id", "empty", "free text") or why is not None:
             left_out.append(
                 f"# Left out: {column.name}, which {why or 'looks like an id'}."

@@ -139,13 +139,13 @@ def _require_fitting(
     if settings.counts_persons:
         if "n_persons" not in given and settings.is_private:
             raise ConfigurationError(
-                "Expected --n-persons, the public planning figure for the number of persons, with "
+                "Expected --n-persons, the public planning value for the number of persons, with "
                 "--unit person. Got none."
             )
         return
     if "n_records" not in given and features is not None and settings.is_private:
         raise ConfigurationError(
-            "Expected --n-records, the public planning figure for the number of records, with "
+            "Expected --n-records, the public planning value for the number of records, with "
             "--domain or --features. Got none."
         )
 

@@ -213,7 +213,7 @@ def _caution_of_persons(
     size = -(-most // assumed)
     return (
         f"WARNING: {counted(n_persons, 'person')} with records at several clients, at most "
-        f"{most}, but the run assumes {assumed}: such a person has the guarantee of a group of "
+        f"{most}. The run assumes {assumed}: such a person has the guarantee of a group of "
         f"up to {size}. Take --max-clients-per-person {most}, or another --split."
     )
 
@@ -222,7 +222,7 @@ def _planned_persons(settings: Settings, source: InputRecords) -> int:
     """Return the number of persons of a run without privacy, which may count them."""
     if settings.is_private:
         raise ConfigurationError(
-            "A private run for persons needs --n-persons, the public planning figure for the "
+            "A private run for persons needs --n-persons, the public planning value for the "
             "number of persons: it is not counted, because the true number is private."
         )
     return source.n_persons
@@ -292,7 +292,7 @@ def _planned_records(settings: Settings, source: InputRecords) -> int:
         return source.n_records
     if settings.is_private and not settings.splits_columns:
         raise ConfigurationError(
-            "A private run needs --n-records, the public planning figure for the number "
+            "A private run needs --n-records, the public planning value for the number "
             "of records: it is not counted, because the true number is private."
         )
     # All parties with columns know the number of their rows.

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from flower_kmeans.data.weights import MOST_WEIGHT
 
-_SHARE_OF_ONE = (
-    0.01  # largest fraction of all records that is not remarked on for one id
-)
+# largest fraction of all records that one id may have without a remark
+_SHARE_OF_ONE = 0.01
 _BLANKS = re.compile(r"\s+")
 # zeros in front of a number, as in 007 and in P-007
 _LEADING_ZEROS = re.compile(r"(?<![0-9.,])0+(?=[0-9])")

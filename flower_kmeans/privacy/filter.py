@@ -168,7 +168,7 @@ class Price:
             # This price is for one client, which the person moves by 2.
             group = clients
         elif self.unit == "person":
-            # The run bounds what a person does at `assumed` clients together.
+            # The run charges what a person moves at `assumed` clients together.
             group = math.ceil(Fraction(clients, assumed))
         if group == 1:
             return self

@@ -12,10 +12,11 @@ another answer to a round, even after the run. The file holds the sums of a filt
 (`privacy.filter`), so a charge reads nothing of other runs (docs/threat-model.md, "The
 ledger").
 
-A run that protects clients bounds what a person does at one client: 2. A node does not
-know at how many other clients the person has records, so the sum for a person assumes
-the policy's `max_clients_per_person`: 2 at each. The file holds that number. The sum
-grows when the policy's number does, and never shrinks with it.
+In a run that protects clients, a person moves the answer of one client by at most 2, in
+units of the sensitivity. A node does not know at how many other clients the person has
+records, so the sum for a person assumes the policy's `max_clients_per_person`: 2 at
+each. The file holds that number. The sum grows when the policy's number does, and never
+shrinks with it.
 
 The file also holds an opaque memory for each run: the client's session.
 """

@@ -48,7 +48,8 @@ class Clustering:
     centroids : ndarray of shape (n_clusters, n_features), float64
         In the user's units.
     counts : ndarray of shape (n_clusters,), float64
-        Records per cluster in the last round, with that round's noise.
+        Records per cluster in the last round, with that round's noise; persons with
+        ``unit="person"``.
     domain : Box, Ball or Sphere
         The public bounds, and the scaling under which records were compared.
     report : Report

@@ -356,14 +356,14 @@ def test_persons_are_counted_for_the_holder(visits, tmp_path, has_domain):
         "42 persons by 'patient': 2.9 records each on average, 3 at most.",
         "1 record without an id: each counts as one person.",
         "2 ids differing from another one only in case, blanks or leading zeros",
-        "Left out: patient (its persons).",
+        "Left out: patient (ids of persons).",
     ):
         assert words in result.stdout
     assert "P-0" not in result.stdout
     assert "Values of patient repeat" not in result.stdout
     if not has_domain:
         assert "--columns age." in result.stdout
-        assert "# Left out: patient, which names its persons." in draft_of(result)
+        assert "# Left out: patient, which has the ids of persons." in draft_of(result)
 
 
 def test_a_domain_that_declares_the_persons_is_refused(visits, tmp_path):

@@ -94,7 +94,7 @@ def test_directions_are_clustered_and_said(run, tmp_path, options):
 def test_a_ball_is_an_option_too(run, tmp_path, options):
     result = simulate(run, *options)
     assert result.exit_code == 0, result.output
-    assert "records are moved to the ball" in result.output
+    assert "records are outside the ball, and are moved to it" in result.output
     assert "inertia" in result.output
     report = json.loads((tmp_path / "flower-kmeans-out/report.json").read_text())
     width = 3 if options[0] == "--ball" else 2
@@ -159,7 +159,7 @@ def test_check_reads_the_declared_columns(run, tmp_path):
     text = " ".join(result.output.replace("│", " ").split())
     assert "the direction of x, y, z: records are divided by their length" in text
     assert "3 declared columns" in text
-    assert "directions of 3 columns count alone" in text
+    assert "only directions of 3 columns count" in text
     assert "under 1 % of the records count as none" in text
     result = run(
         "check", "--policy-file", "policy.toml", "--data", "d.csv", "--domain", "b.toml"

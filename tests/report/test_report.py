@@ -371,11 +371,11 @@ def test_a_run_for_persons_says_so(most):
         "One person with all their records is protected.",
         "epsilon for a group of 10 persons",
         "Sizes are numbers of persons, also fractions",
-        "n_persons, public planning figure",
+        "n_persons, public planning value",
     ):
         assert words in page
     assert (too_small in page) == (most > 1)
-    assert "n_records, public planning figure" not in page
+    assert "n_records, public planning value" not in page
 
 
 def test_a_run_for_records_says_nothing_of_persons():

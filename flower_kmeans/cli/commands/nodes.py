@@ -142,9 +142,9 @@ _PolicyFile = Annotated[
 def ledger(*, state_dir: _StateDir = None, policy_file: _PolicyFile = None) -> None:
     """Print the cost of all runs together, by unit of privacy. Nothing is changed.
 
-    A unit is not covered from the first run on that does not protect it: runs for
-    records bound nothing for a person with many records. The total of the policy holds
-    for the first unit that is covered.
+    A unit is not covered after the first run that does not protect it. A run for records
+    does not protect a person with many records. The total of the policy holds for the
+    first unit that is covered.
     """
     with one_sentence():
         from flower_kmeans.cli.check import print_ledger
