@@ -45,7 +45,7 @@ class Population:
 
     @property
     def n_records(self) -> int:
-        """Records of all clients, the public planning figure of the runs."""
+        """Records of all clients, the public planning value of the runs."""
         return sum(map(len, self.partitions))
 
 

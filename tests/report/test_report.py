@@ -389,7 +389,7 @@ def test_a_run_for_records_says_nothing_of_persons():
 def test_the_plan_and_the_page_warn_of_too_few_persons():
     few = persons_of()
     (note,) = few.report.to_dict()["notes"]
-    assert note.startswith("WARNING: mu n_persons / (k sqrt(d)) is")
+    assert note.startswith("WARNING: noise may hide many of the clusters")
     assert "mu n_persons / (k sqrt(d))" in html_report(few)
     assert note in few.report.plan.describe()
     budget = PrivacyBudget(2.0, unit="person")

@@ -113,7 +113,7 @@ def unit_of(config: Mapping[str, Any]) -> Literal["record", "person"]:
 
 
 def numbers_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the planning figures for the unit of the run's configuration."""
+    """Return the planning values for the unit of the run's configuration."""
     if unit_of(config) == "record":
         return {"n_records": int(config["n-records"])}
     return {
