@@ -9,13 +9,13 @@ out, because a simulation reads ids once.
 """
 
 import argparse
-import logging
 import time
 from collections.abc import Sequence
 
 from persons import generate
 
 from flower_kmeans import Ball, PrivacyBudget, simulate
+from flower_kmeans.cli.printing import quiet_logs
 from flower_kmeans.strategies import (
     BY_NAME,
     FastLloyd,
@@ -98,13 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--persons", type=int, nargs="+", default=PERSONS, help="numbers of persons"
     )
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
+    with quiet_logs():
+        print_table(given.persons, given.repeats)
+
+
+def print_table(persons: Sequence[int], repeats: int) -> None:
+    """Print a row for each strategy, number of persons and number of clients."""
     print("| strategy | persons | clients | records, ms | persons, ms | ratio |")
     print("|---|--:|--:|--:|--:|--:|")
     for kind in STRATEGIES:
-        for n_persons in given.persons:
+        for n_persons in persons:
             for n_clients in CLIENTS:
-                print(row(kind, n_persons, n_clients, given.repeats), flush=True)
+                print(row(kind, n_persons, n_clients, repeats), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,15 @@ from selection import ONLY_THOROUGH, covering, left_out_lines
 # Tests of which no case runs by default, and what does instead. A new one needs a
 # reason here.
 NOT_BY_DEFAULT = {
+    "other cases of test_weights and of test_audit": [
+        "algorithms/test_weights.py::test_the_largest_weight_keeps_the_unit_too",
+        "benchmarks/test_audit.py::test_records_that_weigh_as_much_as_their_person_are_found",
+    ],
+    "starts Ray; persons in blocks by data/test_persons, results by strategies/test_contract": [
+        "data/test_ray_data.py::test_blocks_without_ids_or_with_wrong_ones_are_refused",
+        "data/test_ray_data.py::test_persons_in_blocks_weigh_what_they_weigh_in_one",
+        "simulation/test_persons.py::test_ray_gives_the_result_of_one_process",
+    ],
     "mypy in .ci/run, and the other tests of test_declarations": [
         "strategies/test_declarations.py::test_type_checkers_refuse_what_no_strategy_takes",
     ],
