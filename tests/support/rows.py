@@ -1,5 +1,7 @@
 """Every strategy with options of small runs, and the records of these."""
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -154,8 +156,16 @@ def queries(outcome: Outcome) -> list[Query]:
         answer = algorithm.layout(t).unflatten(
             outcome.sums[t], n / len(outcome.grid.states), n
         )
-        state = algorithm.update(state, answer)
+        louder = replace(answer, noise_factor=noise_factor(outcome.strategy, n))
+        state = algorithm.update(state, louder)
     return found
+
+
+def noise_factor(strategy, n_answers: int) -> float:
+    """Return the deviation of the noise of a sum over the planned one, if no share is removed."""
+    if not strategy.trust_model.shares_noise:
+        return 1.0
+    return math.sqrt(n_answers / (strategy.min_clients - strategy.max_colluders))
 
 
 def present(outcome: Outcome, t: int, parts):
