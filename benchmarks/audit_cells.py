@@ -133,7 +133,7 @@ class Setting:
     def persons(self, present: bool) -> list[list[str]] | None:
         """Return the ids of the clients' records if persons are protected.
 
-        Each record of the background is a person of its own.
+        Each record of the background is one person.
         """
         if not self.strategy.privacy.protects_persons:
             return None

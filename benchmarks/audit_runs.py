@@ -86,7 +86,7 @@ class Answers:
         """Return rows by how often each of them counts."""
         if by_client:
             return [(1, part)] if len(part) else []
-        weight = self.algorithm.full_weight or 1  # each record is a person of its own
+        weight = self.algorithm.full_weight or 1  # each record is one person
         rows, times = np.unique(part, axis=0, return_counts=True)
         return [(weight * int(many), rows[times == many]) for many in np.unique(times)]
 

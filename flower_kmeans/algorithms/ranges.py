@@ -69,17 +69,16 @@ def histograms(records: GridRecords, columns: Sequence[int]) -> dict[str, IntArr
     own = list(columns)
     starts = np.arange(len(own)) * n_fine
     fine = np.zeros(len(own) * n_fine, dtype=np.int64)
-    start = 0
-    for block in records.blocks(_ROWS):
-        times = None
-        if records.weights is not None:
-            times = np.repeat(records.weights[start : start + len(block)], len(own))
-        start += len(block)
+    for block, times in records.weighted_blocks(_ROWS):
         grid = block[:, own].astype(np.int64) + one
         # The divisor is a power of two, so this is a shift. A record on the upper bound
         # belongs to the last bin.
         bins = np.minimum(grid * n_fine // (2 * one), n_fine - 1)
-        counted = np.bincount((bins + starts).reshape(-1), times, minlength=fine.size)
+        of_numbers = None
+        if times is not None:
+            of_numbers = np.repeat(times, len(own))
+        places = (bins + starts).reshape(-1)
+        counted = np.bincount(places, of_numbers, minlength=fine.size)
         fine += counted.astype(np.int64)
     found = {}
     for name, n_bins in BINS.items():

@@ -128,10 +128,7 @@ class InputRecords:
             # this run states it instead.
             if tighten is None:
                 tighten = self.domain.tighten
-            declared = self.domain.declared
-            unmarked = TableDomain(
-                declared, tighten=tighten, persons=self.domain.persons
-            )
+            unmarked = self.domain.as_public(tighten)
             return unmarked.weighted(weights or {}), self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]

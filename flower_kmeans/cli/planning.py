@@ -113,7 +113,7 @@ def _domain_of(
         tighten = declared.tighten
     # Only numbers and dates have ranges, so their noise depends on the declared columns.
     if declared is not None and tighten is not None and not request.simulate:
-        return TableDomain(declared.declared, tighten=tighten, persons=declared.persons)
+        return declared.as_public(tighten)
     return Box([-1.0] * features, [1.0] * features, tighten=tighten)
 
 

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.data.domain_file import (
     ROUND_KEYS,
+    content_of,
     mistake_in_round,
     parsed,
 )
@@ -59,13 +59,7 @@ def domain_from_file(path: str | os.PathLike[str]) -> DeclaredDomain:
     ConfigurationError
         If the file cannot be read, or as of `domain_from_toml`.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"The domain file {path} cannot be read: {error.strerror}."
-        ) from None
-    return domain_from_toml(content, f"domain file {path}")
+    return domain_from_toml(content_of(path), f"domain file {path}")
 
 
 def digest_of(domain: DeclaredDomain) -> str:

@@ -44,6 +44,7 @@ MAX_FRACTION_BITS = 25
 _LARGEST_BOUND = 1e300
 _SMALLEST_WIDTH = 1e-280
 _INNER_LOOP = 4_096  # numbers in one pass of NumPy's inner loop
+_WEIGHT_BITS = 12  # records count at most 2**12 times
 NUMBER_WEIGHT = 1.0
 # Two levels are as far apart as the middle of a number's range and its end.
 CATEGORY_WEIGHT = 0.5
@@ -443,27 +444,24 @@ class Box(_Bounds):
         for name, weight in checked_by_name(weights, known).items():
             factor = known[name]
             chosen[factor.start : factor.stop] = [weight] * (factor.stop - factor.start)
-        return Box(
-            self.lower,
-            self.upper,
-            self.scale,
-            self.columns,
-            chosen,
-            self.categories,
-            self.tighten,
-        )
+        return self._changed(weights=chosen)
 
     def tightened(self, tighten: float | None) -> "Box":
         """Return the box with another fraction ``tighten``."""
-        return Box(
-            self.lower,
-            self.upper,
-            self.scale,
-            self.columns,
-            self.weights,
-            self.categories,
-            tighten,
-        )
+        return self._changed(tighten=tighten)
+
+    def _changed(self, **changes: Any) -> "Box":
+        """Return the box with other values of some parameters."""
+        values = {
+            "lower": self.lower,
+            "upper": self.upper,
+            "scale": self.scale,
+            "columns": self.columns,
+            "weights": self.weights,
+            "categories": self.categories,
+            "tighten": self.tighten,
+        }
+        return Box(**(values | changes))
 
     @property
     def numbers(self) -> NDArray[np.intp]:
@@ -475,9 +473,7 @@ class Box(_Bounds):
 
     def within(self, lower: ArrayLike, upper: ArrayLike) -> "Box":
         """Return the box with released ranges as its bounds, for the results of a run."""
-        return Box(
-            lower, upper, self.scale, self.columns, self.weights, self.categories
-        )
+        return self._changed(lower=lower, upper=upper, tighten=None)
 
     def read_within(self, lower: ArrayLike, upper: ArrayLike) -> "Box":
         """Return the box that reads records within ranges, with the half widths of this one.
@@ -485,9 +481,7 @@ class Box(_Bounds):
         Noise that was planned for this box is therefore the noise for that one, whatever
         the ranges are.
         """
-        found = Box(
-            lower, upper, self.scale, self.columns, self.weights, self.categories
-        )
+        found = self._changed(lower=lower, upper=upper, tighten=None)
         if self.is_cube:
             found._become_cube()
         return found
@@ -1001,6 +995,27 @@ class GridRecords:
         """
         rows = self.table[start : start + len(out)]
         self._read(rows, out, out if scratch is None else scratch)
+
+    def rows_at_once(self, most: int, bits: int) -> int:
+        """Return how many rows can be added at once: ``most``, or with weights so few.
+
+        Sums of so many numbers up to ``2**bits``, each with a weight, stay below 2**53.
+        """
+        if self.weights is None:
+            return most
+        return min(most, 1 << (53 - _WEIGHT_BITS - bits))
+
+    def weighted_blocks(
+        self, max_rows: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[FloatArray, FloatArray | None]]:
+        """Yield `blocks`, each with the weights of its records, (m,), or ``None`` without."""
+        first = start
+        for block in self.blocks(max_rows, start, stop):
+            weights = None
+            if self.weights is not None:
+                weights = self.weights[first : first + len(block)]
+            first += len(block)
+            yield block, weights
 
     def blocks(
         self, max_rows: int, start: int = 0, stop: int | None = None

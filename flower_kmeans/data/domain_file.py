@@ -4,10 +4,12 @@ TOML's parser returns no line numbers, so they are looked up in the text.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower_kmeans.errors import ConfigurationError
@@ -91,6 +93,22 @@ ROUND_KEYS: dict[str, dict[str, _Key]] = {
     },
 }
 """Keys of the table of a domain that compares columns of numbers together."""
+
+
+def content_of(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file ``domain.toml``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The domain file {path} cannot be read: {error.strerror}."
+        ) from None
 
 
 def parsed(text: str | bytes, what: str) -> tuple[dict[str, Any], str]:

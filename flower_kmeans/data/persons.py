@@ -170,11 +170,12 @@ def text_of(one: Any) -> str | None:
         return "".join(f"{len(part)}:{part}," for part in parts) or None
     if isinstance(one, np.timedelta64):  # a NumPy integer that may be missing
         return None if np.isnat(one) else str(one)
-    if not isinstance(one, int | np.integer):
-        _require_own_text(one)
-        if _is_unequal_to_itself(one):
-            return None
-    return str(one).strip() or None
+    if isinstance(one, int | np.integer):
+        return str(one)
+    text = _own_text(one)
+    if _is_unequal_to_itself(one):
+        return None
+    return text.strip() or None
 
 
 def _text_of_decimal(one: Decimal) -> str | None:
@@ -199,8 +200,8 @@ def _text_of_float(one: Any) -> str | None:
     return str(int(one))
 
 
-def _require_own_text(one: Any) -> None:
-    """Require an object that is an id: hashable, with a text that shows its value.
+def _own_text(one: Any) -> str:
+    """Return the text of an object that is an id: hashable, with a text that shows its value.
 
     The text of some objects is the address of their memory. Each of a person's records
     would then be a person.
@@ -208,11 +209,16 @@ def _require_own_text(one: Any) -> None:
     kind = type(one)
     defined = {name for holder in kind.__mro__[:-1] for name in vars(holder)}
     has_text = not defined.isdisjoint({"__str__", "__repr__"})
-    if kind.__hash__ is None or not has_text or _ADDRESS.search(str(one)):
+    is_id = kind.__hash__ is not None and has_text
+    text = ""
+    if is_id:
+        text = str(one)
+    if not is_id or _ADDRESS.search(text):
         raise ConfigurationTypeError(
             "Expected ids as text, numbers or other values that can be compared. "
             f"Got {kind.__name__}."
         )
+    return text
 
 
 def _is_unequal_to_itself(one: Any) -> bool:

@@ -320,7 +320,7 @@ def weighed(
 
 
 def _held(found: Weighed) -> Weighed:
-    """Return a source with weights whose records are in memory, in the order of weights."""
+    """Return a source with weights whose records are in memory."""
     table = found.source.loaded()
     parts = _slices(table)
     n_null = found.source.n_null

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Context, Decimal
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
@@ -36,7 +35,13 @@ from flower_kmeans.data.domain import (
     difference,
     domain_from_config,
 )
-from flower_kmeans.data.domain_file import line_of, mistake, parsed, place_of
+from flower_kmeans.data.domain_file import (
+    content_of,
+    line_of,
+    mistake,
+    parsed,
+    place_of,
+)
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.frames import frame_of
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
@@ -448,13 +453,7 @@ class TableDomain(Box):
         ConfigurationError
             If the file cannot be read, or as of `from_toml`.
         """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(
-                f"The domain file {path} cannot be read: {error.strerror}."
-            ) from None
-        return cls.from_toml(content, f"domain file {path}")
+        return cls.from_toml(content_of(path), f"domain file {path}")
 
     def describe(self) -> list[str]:
         """Return each declaration in words, as ``NAME: ...``, in the user's units."""
@@ -561,6 +560,10 @@ class TableDomain(Box):
             for column in self.declared
         ]
         return TableDomain(columns, self.from_records, self.tighten, self.persons)
+
+    def as_public(self, tighten: float | None) -> "TableDomain":
+        """Return the domain without its mark ``from_records``, and with a fraction ``tighten``."""
+        return TableDomain(self.declared, tighten=tighten, persons=self.persons)
 
     def tightened(self, tighten: float | None) -> "TableDomain":
         """Return the domain with another fraction ``tighten``."""

@@ -164,9 +164,11 @@ def simulate(
     )
     chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
-    ids = _checked_beside("persons", persons, records, _protects_persons(strategy))
+    by_person = strategy.privacy.counts_persons
+    ids = _checked_beside("persons", persons, records, by_person)
     ids = _known_persons(ids, records)
-    own_weights = _checked_beside("weights", weights, records, _is_weighted(strategy))
+    is_weighted = strategy.algorithm.weighted
+    own_weights = _checked_beside("weights", weights, records, is_weighted)
     stream = _first_stream(records)
     if chosen == "ray" and stream is not None:
         if engine != "auto" or ray_address is not None:
@@ -411,14 +413,6 @@ def _checked_rows(strategy: AnyStrategy, partitions: Sequence[Any]) -> ClientRec
         records.append(part)
     strategy.algorithm.require_packages()
     return records
-
-
-def _protects_persons(strategy: AnyStrategy) -> bool:
-    return strategy.privacy.counts_persons
-
-
-def _is_weighted(strategy: AnyStrategy) -> bool:
-    return strategy.algorithm.weighted
 
 
 def _checked_beside(

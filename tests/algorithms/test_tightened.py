@@ -204,7 +204,7 @@ def test_with_one_scale_each_column_is_clipped_to_its_own_range():
 
 
 def test_given_centroids_and_points_of_a_server_are_placed_after_the_ranges_are_known():
-    """On the grid of the outer bounds they would lose what tells them apart."""
+    """On the grid of the outer bounds their differences would be lost."""
     points = records(30)
     given = make(
         GLloydAlgorithm, initial=points[:3], n_rounds=1, budget=PrivacyBudget(None)

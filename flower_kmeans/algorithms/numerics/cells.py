@@ -112,14 +112,8 @@ class Cells:
         counts = np.zeros(m, dtype=np.int64)
         slacks = np.zeros(m, dtype=np.int64)
         n_rows = max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)
-        if records.weights is not None:
-            # Sums of n_rows numbers up to 2**(12 + q) stay below 2**53.
-            n_rows = min(n_rows, 2 ** (41 - fraction_bits))
-        for block in records.blocks(n_rows, start, stop):
-            times = None
-            if records.weights is not None:
-                times = records.weights[start : start + len(block)]
-                start += len(block)
+        n_rows = records.rows_at_once(n_rows, fraction_bits)
+        for block, times in records.weighted_blocks(n_rows, start, stop):
             labels = self._centers.nearest(block)
             block -= self._centers.points.take(labels, axis=0)
             # These are exact, because offsets are integers.

@@ -33,17 +33,14 @@ def squared_distances(
     total = 0
     n_rows = max(1, _BLOCK_NUMBERS // records.shape[1])
     with single_threaded_blas():
-        start = 0
-        for block in records.blocks(n_rows):
+        for block, times in records.weighted_blocks(n_rows):
             _, d2 = assign(block, centroids)
             cut = np.minimum(d2, float(largest))
             whole = np.floor(cut * 2.0**-records.fraction_bits).astype(np.int64)
             if radius2 is not None:
                 whole[d2 > radius2] = 0
-            if records.weights is not None:
-                times = records.weights[start : start + len(block)]
+            if times is not None:
                 whole *= times.astype(np.int64)
-            start += len(block)
             total += int(whole.sum())
     return total
 

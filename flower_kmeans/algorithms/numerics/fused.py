@@ -682,11 +682,9 @@ def _tables(
     Without weights they are empty.
     """
     times = np.empty(0)
-    most = _MAX_ROWS
     if records.weights is not None:
         times = records.weights
-        # Sums of so many integers up to 2**(12 + q) stay below 2**53.
-        most = min(most, 2 ** (41 - records.fraction_bits))
+    most = records.rows_at_once(_MAX_ROWS, records.fraction_bits)
     if records.box is not None:
         for first in range(start, stop, most):
             yield records.table, times, first, min(first + most, stop)

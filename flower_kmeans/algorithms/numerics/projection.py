@@ -52,22 +52,18 @@ def second_moments(records: GridRecords) -> IntArray:
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
     # With few rows, adding the product to the total would take longer than the product.
-    # A record adds at most 4**bits to an entry, 2**12 times with weights, and entries
-    # below 2**53 are exact.
-    exact_rows = 2 ** (53 - 2 * bits)
-    if records.weights is not None:
-        exact_rows >>= 12
+    # A record adds at most 4**bits to an entry, and entries below 2**53 are exact.
+    exact_rows = records.rows_at_once(2 ** (53 - 2 * bits), 2 * bits)
     rows = min(max(_rows(d), min(d, _MAX_ROWS)), exact_rows)
 
     def part(start: int, stop: int) -> tuple[IntArray]:
         total = np.zeros((d, d), dtype=np.int64)
-        for block in records.blocks(rows, start, stop):
+        for block, times in records.weighted_blocks(rows, start, stop):
             block *= factor
             np.trunc(block, out=block)
             other = block
-            if records.weights is not None:
-                other = block * records.weights[start : start + len(block), None]
-            start += len(block)
+            if times is not None:
+                other = block * times[:, None]
             total += (block.T @ other).astype(np.int64)
         return (total,)
 
@@ -245,22 +241,16 @@ def lifted_sums(
     d = records.shape[1]
     points = centers.astype(np.float64)
     directions = matrix.astype(np.float64)
-    n_rows = _rows(d + k)
-    if records.weights is not None:
-        # Sums of n_rows numbers up to 2**(12 + q) stay below 2**53.
-        n_rows = min(n_rows, 2 ** (41 - records.fraction_bits))
+    n_rows = records.rows_at_once(_rows(d + k), records.fraction_bits)
 
     def part(start: int, stop: int) -> tuple[IntArray, IntArray]:
         sums = np.zeros((k, d), dtype=np.int64)
         counts = np.zeros(k, dtype=np.int64)
-        for block in records.blocks(n_rows, start, stop):
+        for block, times in records.weighted_blocks(n_rows, start, stop):
             projected = projection.project(block, directions)
             labels = _nearest(projected, points, margin)
-            times = None
-            if records.weights is not None:
-                times = records.weights[start : start + len(block)]
+            if times is not None:
                 block *= times[:, None]
-            start += len(block)
             # Sums are exact, because all integers are below 2**53. Records of the last
             # group do not count.
             of_groups = Groups(labels, k + 1).sums(block)
