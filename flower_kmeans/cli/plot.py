@@ -454,7 +454,7 @@ def _draw_table(
     """Draw the lines of some clusters. A difference of ``most`` has the longest bar."""
     found = picture.found
     shades = colours(clusters, len(found.counts))
-    heights = np.arange(len(lines))
+    heights = np.arange(len(lines), dtype=np.float64)
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for height, line in zip(heights, lines, strict=True):
         axes.text(_PLACE_OF_ALL, height, line.mean, **style)

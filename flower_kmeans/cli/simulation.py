@@ -452,6 +452,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     for line in run.source.findings():
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     outputs.print_warnings(console, report, ended.statements(run.not_private))
+    outputs.print_clusters(console, clustering, run.source.columns)
 
     records = clustering.domain.counted(run.source.records)
     inertia = clustering.inertia(records) / max(1, len(records))
@@ -473,7 +474,6 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         f"{counted(len(records), 'record')}, {how_near}{scaled} "
         "(exact: only a simulation can compute it)",
     )
-    outputs.print_clusters(console, clustering, run.source.columns)
     if report.ranges:
         texts = [each.text for each in report.ranges]
         _print_line(console, "Ranges", shortened(texts, "; "))
