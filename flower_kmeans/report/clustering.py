@@ -92,6 +92,11 @@ class Clustering:
         return self.report.guarantee_holds
 
     @property
+    def counted(self) -> str:
+        """Noun for the units of ``counts``: "records" or "persons"."""
+        return self.report.counted
+
+    @property
     def sizes(self) -> FloatArray | None:
         """Noisy records of clusters by `predict`, (k,); ``None`` without bounds.
 
