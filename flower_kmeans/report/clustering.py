@@ -17,6 +17,7 @@ from flower_kmeans.errors import (
     ConfigurationTypeError,
     DataError,
 )
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import TextTable, html_summary
 
 if TYPE_CHECKING:
@@ -95,6 +96,15 @@ class Clustering:
     def counted(self) -> str:
         """Noun for the units of ``counts``: "records" or "persons"."""
         return self.report.counted
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A short, unique name for each cluster in words, from released values alone.
+
+        As of `flower_kmeans.report.names.cluster_names`, which also takes names of
+        columns for a domain without them.
+        """
+        return cluster_names(self.centroids, self.counts, self.domain)
 
     @property
     def sizes(self) -> FloatArray | None:
