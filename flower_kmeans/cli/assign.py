@@ -300,14 +300,16 @@ class _Tally:
         self._person = person
         self._counts = np.zeros(len(found.centroids), dtype=np.int64)
         # of all blocks, because a person may have records in each
-        self._ids: list[NDArray[Any]] = []
-        self._placed: list[Placed] = []
+        self._ids: list[Any] = []
+        self._labels = [np.zeros(0, dtype=np.int64)]
+        self._usable = [np.zeros(0, dtype=bool)]
 
     def add(self, block: TableBlock, placed: Placed) -> None:
         """Count the records of a block."""
         if self._person is not None:
-            self._ids.append(block.columns[self._person])
-            self._placed.append(placed)
+            self._ids += block.columns[self._person].tolist()
+            self._labels.append(placed.labels)
+            self._usable.append(~placed.missing)
             return
         labels = placed.labels[~placed.missing]
         self._counts += np.bincount(labels, minlength=len(self._counts))
@@ -316,16 +318,12 @@ class _Tally:
         """Return the sizes of all blocks, beside the noisy ones of the run."""
         if self._person is None:
             return SiteSizes(self._counts.astype(np.float64), self._noisy)
-        ids: list[Any] = []
-        for cells in self._ids:
-            ids += cells.tolist()
-        persons = keys_of(ids, token(_KEY_BYTES))
-        usable = np.concatenate([~placed.missing for placed in self._placed] or [[]])
-        usable = usable.astype(bool)
-        labels = np.concatenate([placed.labels for placed in self._placed] or [[]])
+        persons = keys_of(self._ids, token(_KEY_BYTES))
+        usable = np.concatenate(self._usable)
+        labels = np.concatenate(self._labels)
         totals = counts_of(persons, usable)
         weights = person_weights(persons, usable, totals, NO_PERSONS, MOST_WEIGHT)
-        own = np.bincount(labels.astype(np.int64), weights, len(self._noisy))
+        own = np.bincount(labels, weights, len(self._noisy))
         return SiteSizes(own / MOST_WEIGHT, self._noisy, "persons")
 
 
