@@ -149,7 +149,7 @@ def without_own_sizes(*arguments):
     return simulated_client_app(NO_SHARED_WORK, *arguments)
 
 
-@pytest.mark.claim("threat-model", "own-sizes-change-no")
+@pytest.mark.claim("deploy", "result-has-own-sizes")
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_no_message_of_a_run_is_another_with_own_sizes(monkeypatch, caplog, unit):
     """Byte for byte, and the log has the same lines."""
