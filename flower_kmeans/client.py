@@ -84,7 +84,7 @@ def register_kmeans(
         Records that do not fit into memory may be a memory map, a
         ``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a
         ``ray.data.Dataset``, or a function without arguments that returns a new
-        iterable of such tables at each call. They are read in blocks, once per answer,
+        iterable of such tables at each call. They are read in blocks, once per pass,
         and not copied into memory. With a ``state_dir``, a run that commits to records
         copies them to a file there, unless the policy forbids it. Of a file the columns
         that the domain names are read, or all columns if it names none. A
