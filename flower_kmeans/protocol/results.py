@@ -203,7 +203,6 @@ def result_arrays(
         "columns": np.array(columns),
         **domain_arrays(result.domain),
         "private": np.array(result.is_private),
-        "counted": np.array(result.counted),
     }
     if result.weights is not None:
         arrays["weights"] = result.weights
@@ -211,6 +210,9 @@ def result_arrays(
     if sizes is not None:
         arrays["sizes"] = np.array(sizes.counts)
         arrays["size_interval"] = sizes.interval
+    # Readers take "records" for a file without it.
+    if result.counted != "records":
+        arrays["counted"] = np.array(result.counted)
     if isinstance(result, ClientResult) and result.own_sizes is not None:
         arrays["PRIVATE"] = np.array(PRIVATE)
         arrays["own_sizes"] = result.own_sizes.own

@@ -424,6 +424,11 @@ def test_a_saved_result_has_own_sizes_with_their_mark_unless_they_are_left_out(
     assert "4.0" not in repr(result)
 
 
+def test_a_file_says_whether_its_sizes_count_persons(tmp_path):
+    assert read_centroids(saved(tmp_path)).counted == "records"
+    assert read_centroids(saved(tmp_path, counted="persons")).counted == "persons"
+
+
 def test_own_sizes_are_not_in_the_message_of_a_result():
     result = whole_result()
     own = replace(result, own_sizes=SiteSizes(np.ones(2), result.counts))
