@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import pickle
 import sqlite3
 from itertools import count
 
@@ -14,6 +15,7 @@ from harness import RecordingGrid
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import GLloydAlgorithm
 from flower_kmeans.client import kmeans_client_app, simulated_client_app
+from flower_kmeans.data.sources import Source
 from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.privacy import randomness
 from flower_kmeans.protocol.messages import Finished
@@ -227,6 +229,26 @@ def test_records_are_read_once_at_the_end_and_only_for_a_use(tmp_path):
     cohort.finish()
     assert [node.n_loads for node in cohort.nodes] == [1, 0, 1, 1, 1]
     assert cohort.nodes[1].results[0].own_sizes is None
+
+
+def test_records_on_other_machines_are_counted_there(tmp_path):
+    """Such as a data set of Ray: the function that counts is pickled."""
+    rows = np.random.default_rng(0).random((50, 2))
+
+    def sum_in_place(part):
+        part = pickle.loads(pickle.dumps(part))  # noqa: S301
+        return part(rows[:20]) + part(rows[20:]), 0
+
+    def unused():
+        raise AssertionError("Expected no record on this machine.")
+
+    cohort = cohort_of(tmp_path, "distributed-noise")
+    node = cohort.nodes[0]
+    node.records = lambda: Source(2, rows.dtype, unused, sum_in_place=sum_in_place)
+    played(cohort).finish()
+    (result,) = node.results
+    expected = np.bincount(result.predict(rows), minlength=2)
+    np.testing.assert_array_equal(result.own_sizes.own, expected)
 
 
 def test_a_database_is_not_asked_again_and_no_copy_remains(tmp_path):
