@@ -19,15 +19,19 @@ from flower_kmeans.algorithms.state import State
 from flower_kmeans.algorithms.tightened import BOX
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.sources import RecordsLike, as_source, weighed
 from flower_kmeans.data.table_domain import domain_arrays
+from flower_kmeans.data.weights import MOST_WEIGHT, Weighing
 from flower_kmeans.errors import ConfigurationError, DataError, MessageError
 from flower_kmeans.files import open_private
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.noise import noise_factor
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.site_sizes import PRIVATE, SiteSizes, cluster_sizes
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -35,6 +39,7 @@ _ROUNDING = 1e-9
 _RESULT_NAMES = 2**10  # most bytes of a result beside its numbers
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
+_KEY_BYTES = 32  # of the hash that compares ids
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +64,10 @@ class ClientResult:
     warnings: tuple[str, ...] = ()
     # (d, 2), the released ranges as in the algorithm's state; set if it finds ranges
     box: IntArray | None = None
+    counted: str = "records"  # noun for the units of ``counts``, or "persons"
+    # This client's own sizes beside the noisy ones, in ``on_result`` of a node: exact,
+    # and so private. No server and no other client has them.
+    own_sizes: SiteSizes | None = None
 
     def __repr__(self) -> str:
         # It must not show the values, because it may go to a log.
@@ -86,8 +95,58 @@ class ClientResult:
         """Return the cluster of each record, (n,) int64, as `Clustering.predict` does."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
+    def sizes_of(
+        self, records: RecordsLike, ids: Iterable[object] | None = None
+    ) -> SiteSizes:
+        """Return the exact sizes of these clusters in records, beside the noisy ones.
+
+        A record belongs to its cluster by `predict`. A null record counts as none. The
+        result is as private as the records.
+
+        Parameters
+        ----------
+        records : RecordsLike
+            Of a type that ``load_data`` may return. They are read in blocks.
+        ids : iterable of hashable, optional
+            One id for each record, exactly if the sizes count persons. The records of a
+            person count as one together.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError, DataError
+            If ids are missing or not needed, or records or ids cannot be read.
+        """
+        counts_persons = self.counted == "persons"
+        if counts_persons != (ids is not None):
+            raise ConfigurationError(
+                f"Expected ids exactly for sizes that count persons. These count {self.counted}. "
+                f"Got {'no ids' if ids is None else 'ids'}."
+            )
+        source = as_source(records, self.domain.n_features, self.domain.columns)
+        full = 1
+        if counts_persons:
+            full = MOST_WEIGHT
+            weighing = Weighing(full, max_clients_per_person=1)
+            key = token(_KEY_BYTES)
+            source, _ = weighed(source, weighing, ids, None, key, self.domain.are_null)
+        total = np.zeros(len(self.centroids), dtype=np.int64)
+        for block in source.blocks():
+            own = block
+            shares = None
+            if counts_persons:
+                own = block[:, :-1]
+                shares = block[:, -1]
+            total += cluster_sizes(
+                own, self.centroids, self.domain, self.weights, shares
+            )
+        return SiteSizes(total / full, self.counts, self.counted)
+
     def save(
-        self, path: str | PathLike[str], columns: Sequence[str] | None = None
+        self,
+        path: str | PathLike[str],
+        columns: Sequence[str] | None = None,
+        *,
+        own_sizes: bool = True,
     ) -> None:
         """Write the whole result to an npz file, which only its owner can read.
 
@@ -100,6 +159,10 @@ class ClientResult:
             Path of the file.
         columns : sequence of str, optional
             Names of the columns, if the domain has none. Default: x0, x1 and so on.
+        own_sizes : bool, default: True
+            Write this client's own sizes too, if the result has them. The file then holds
+            exact counts and says so in its array ``PRIVATE``. A file without them holds
+            released values alone.
 
         Raises
         ------
@@ -118,7 +181,10 @@ class ClientResult:
                 f"Expected columns as the names of the result's {d} columns, in its order: "
                 f"{own or 'it has none'}. Got {tuple(columns or ())} instead."
             )
-        arrays = result_arrays(self, names)
+        result = self
+        if not own_sizes:
+            result = replace(self, own_sizes=None)
+        arrays = result_arrays(result, names)
         arrays["run"] = np.array(self.run)
         if self.synopsis is not None:
             arrays |= _prefixed(self.synopsis)
@@ -129,7 +195,10 @@ class ClientResult:
 def result_arrays(
     result: "Clustering | ClientResult", columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the arrays of a result for an npz file, without its synopsis."""
+    """Return the arrays of a result for an npz file, without its synopsis.
+
+    With a client's own sizes they hold exact counts, and the mark of these.
+    """
     arrays: dict[str, Any] = {
         "centroids": result.centroids,
         "counts": result.counts,
@@ -143,6 +212,12 @@ def result_arrays(
     if sizes is not None:
         arrays["sizes"] = np.array(sizes.counts)
         arrays["size_interval"] = sizes.interval
+    # Readers take "records" for a file without it.
+    if result.counted != "records":
+        arrays["counted"] = np.array(result.counted)
+    if isinstance(result, ClientResult) and result.own_sizes is not None:
+        arrays["PRIVATE"] = np.array(PRIVATE)
+        arrays["own_sizes"] = result.own_sizes.own
     return arrays
 
 
@@ -210,6 +285,7 @@ def result_of(
         findings=found,
         warnings=(*algorithm.warnings(state), *sentences, *of_columns),
         box=state.arrays[BOX] if algorithm.finds_ranges else None,
+        counted=algorithm.budget.counted,
     )
 
 
@@ -285,6 +361,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         findings=findings,
         warnings=(*sentences, *of_columns),
         box=box,
+        counted=algorithm.budget.counted,
     )
     if algorithm.sizes is None:
         return result

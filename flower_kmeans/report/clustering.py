@@ -95,6 +95,11 @@ class Clustering:
         return self.report.guarantee_holds
 
     @property
+    def counted(self) -> str:
+        """Noun for the units of ``counts``: "records" or "persons"."""
+        return self.report.counted
+
+    @property
     def names(self) -> tuple[str, ...]:
         """A short, unique name for each cluster in words, from released values alone.
 

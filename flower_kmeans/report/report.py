@@ -276,7 +276,7 @@ class Report(Proceedings):
     @property
     def counted(self) -> str:
         """Noun for the units in which sizes of clusters are counted: records or persons."""
-        return "persons" if self.unit == "person" else "records"
+        return self.plan.budget.counted
 
     @property
     def protected_text(self) -> str:

@@ -33,8 +33,8 @@ WRITTEN = {
     ),
     "report": ("out/report.json", {}),  # over the page that is there
     "assign": (
-        "--centroids out/centroids.npz --data records.csv",
-        {"assigned.csv": OWN},
+        "--centroids out/centroids.npz --data records.csv --page own-sizes.html",
+        {"assigned.csv": OWN, "own-sizes.html": OWN},
     ),
     "plot": (
         "--centroids out/centroids.npz --records records.csv --output records.svg",
