@@ -1033,12 +1033,12 @@ class TestPersons:
 
     def test_a_preview_gives_each_person_one_record(self, run, monkeypatch):
         monkeypatch.setattr(preview, "RUNS", 1)
-        monkeypatch.setattr(preview, "_FACTORS", (1.0,))
+        monkeypatch.setattr(preview, "FACTORS", ())
         sizes = ("--features", 2, "--clusters", 3, "--n-persons", 900, "--clients", 3)
         options = ("--unit", "person", "--simulate", "--trust", "trusted-server")
         result = run("plan", *sizes, *options)
         assert result.exit_code == 0, result.output
-        assert "Expected loss" in result.stdout
+        assert "Each person has one record." in result.stdout
 
     def test_weights_of_records_are_no_option(self, run):
         assert "--weighted" not in run("simulate", "--help").stdout
