@@ -15,7 +15,7 @@ from rich.text import Text
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.plot import require_file
-from flower_kmeans.cli.preview_records import TIGHTEN, TIGHTENED, Source
+from flower_kmeans.cli.preview_records import TIGHTEN, TIGHTENED, RecordSource
 from flower_kmeans.data.domain import Domain, squared_norms
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.files import open_private
@@ -42,20 +42,27 @@ SURE = 0.99
 """Confidence that an advised change helps, for each change alone."""
 _MOST_NUMBERS = 5 * 10**7
 
-Axis = Literal["plan", "bounds", "size", "epsilon"]
+Varied = Literal["plan", "bounds", "size", "epsilon"]
 
 
 @dataclass(frozen=True)
 class Change:
     """One change of a plan, or the plan itself."""
 
-    axis: Axis
+    axis: Varied
     label: str
     epsilon: float
     size: float  # factor of the planned number of records, persons or clients
     domain: Domain
     bounds: str = "planned"  # on the axis of bounds
     is_offer: bool = False  # whether it may make a run better
+
+    @property
+    def subject(self) -> str:
+        """What is changed, in a word."""
+        if self.axis == "bounds":
+            return "the bounds"
+        return self.label.split()[0]
 
 
 Make = Callable[[Change, FloatArray | None], "KMeansStrategy"]
@@ -116,7 +123,7 @@ def _rounded(loss: float) -> str:
     return f"{round(loss, 2) + 0.0:.2f}"
 
 
-def changes_of(plan: PreviewPlan, source: Source) -> list[Change]:
+def changes_of(plan: PreviewPlan, source: RecordSource) -> list[Change]:
     """Return the plan, and changes of its epsilon, its numbers and its bounds, in order."""
     planned = Change("plan", "as planned", plan.epsilon, 1.0, source.domain)
     found = [planned]
@@ -216,7 +223,7 @@ def _require_size(n_records: int, plan: PreviewPlan, n_features: int) -> None:
 def compared(
     changes: Sequence[Change],
     make: Make,
-    source: Source,
+    source: RecordSource,
     plan: PreviewPlan,
     seed: int = 0,
 ) -> Iterator[tuple[Change, Comparison]]:
@@ -229,7 +236,7 @@ def compared(
     changes : sequence of Change
     make : callable
         ``make(change, points)`` returns the strategy.
-    source : Source
+    source : RecordSource
     plan : PreviewPlan
     seed : int
         Seed of the first records. The noise has no seed.
@@ -283,15 +290,11 @@ def rows_of(
 # ----------------------------------------------------------------------------- advice
 
 
-_FIRST: dict[Axis, str] = {
-    "bounds": "the bounds",
-    "size": "the number",
-    "epsilon": "epsilon",
-}
-"""Names of changes. The first costs least: neither records nor privacy."""
+_CHEAPEST_FIRST: tuple[Varied, ...] = ("bounds", "size", "epsilon")
+"""Changes by what they cost: nothing, more records, or privacy."""
 
 
-def advice(rows: Sequence[Row], source: Source) -> str:
+def advice(rows: Sequence[Row], source: RecordSource) -> str:
     """Return what to change first, from the measured rows, the planned one first."""
     planned = rows[0]
     sentences = [_first(planned, rows)]
@@ -318,10 +321,9 @@ def _first(planned: Row, rows: Sequence[Row]) -> str:
     best = min(better, key=lambda row: row.middle.largest_lost_gain)
     # Of changes that the runs cannot tell apart, the one that costs least.
     equal = [row for row in better if not best.is_better_than(row)]
-    order = list(_FIRST)
-    chosen = min(equal, key=lambda row: order.index(row.change.axis))
+    chosen = min(equal, key=lambda row: _CHEAPEST_FIRST.index(row.change.axis))
     text = (
-        f"{begin} {_FIRST[chosen.change.axis]}. With {chosen.change.label}, the lost gain falls "
+        f"{begin} {chosen.change.subject}. With {chosen.change.label}, the lost gain falls "
         f"from {planned.loss} to {chosen.loss}: {chosen.middle.verdict}."
     )
     others = [f"{row.change.label} ({row.loss})" for row in better if row is not chosen]
@@ -355,7 +357,7 @@ def _if_wide(planned: Row, rows: Sequence[Row]) -> list[str]:
 def show_preview(
     console: Console,
     make: Make,
-    source: Source,
+    source: RecordSource,
     plan: PreviewPlan,
     seed: int = 0,
     chart: Path | None = None,
@@ -404,7 +406,7 @@ def _table(rows: Sequence[Row]) -> Table:
     table = Table("change", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("cost / k-means", justify="right")
     table.add_column("lost gain", justify="right")
-    table.add_column("verdict of the median")
+    table.add_column("verdict")
     for row in rows:
         spread = f"({_rounded(min(row.losses))} to {_rounded(max(row.losses))})"
         table.add_row(
@@ -416,7 +418,7 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _assumptions(source: Source, plan: PreviewPlan, seed: int) -> str:
+def _assumptions(source: RecordSource, plan: PreviewPlan, seed: int) -> str:
     """Return how the runs were made, in sentences."""
     sentences = [source.text]
     if plan.counted == "n_persons":
@@ -435,7 +437,7 @@ def _assumptions(source: Source, plan: PreviewPlan, seed: int) -> str:
     return " ".join(sentences)
 
 
-_PANELS: dict[Axis, str] = {
+_PANELS: dict[Varied, str] = {
     "epsilon": "epsilon",
     "size": "",  # the name of the number
     "bounds": "bounds",
@@ -475,7 +477,7 @@ def _draw(path: Path, rows: Sequence[Row], plan: PreviewPlan) -> None:
 
 
 def _draw_panel(
-    panel: "Axes", axis: Axis, rows: Sequence[Row], plan: PreviewPlan
+    panel: "Axes", axis: Varied, rows: Sequence[Row], plan: PreviewPlan
 ) -> None:
     """Draw each run as a point in the colour of its verdict, and the medians."""
     shown = [row for row in rows if row.change.axis in ("plan", axis)]
@@ -502,7 +504,7 @@ def _draw_panel(
     panel.set_xlim(-0.5, len(shown) - 0.5)
 
 
-def _tick(change: Change, axis: Axis, plan: PreviewPlan) -> str:
+def _tick(change: Change, axis: Varied, plan: PreviewPlan) -> str:
     """Return the name of a change on an axis of the picture."""
     if axis == "epsilon":
         return f"{change.epsilon:.4g}"

@@ -44,7 +44,7 @@ class OtherBounds(NamedTuple):
     is_offer: bool = False  # whether they may make a run better
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """Where the records of a preview come from."""
 
     @property
@@ -129,12 +129,12 @@ class MadeUp:
             return []
         found = []
         for factor in WIDER:
-            label = f"bounds {factor} times as wide as the records"
+            label = f"bounds {factor} times too wide"
             wide = widened(domain, factor)
             found.append(OtherBounds(label, f"{factor} x as wide", wide))
         tightened = _tightened(wide)
         if tightened is not None:
-            label = f"{WIDER[-1]} times as wide, with --tighten {TIGHTEN}"
+            label = f"{WIDER[-1]} times, --tighten {TIGHTEN}"
             found.append(OtherBounds(label, TIGHTENED, tightened))
         return found
 
@@ -163,6 +163,7 @@ class Sample:
         sentences = [
             f"Records are drawn with replacement from the sample's {len(self.records):,}.",
             "This output depends on the sample, so it must be public: no noise covers it.",
+            "With its bounds, private records beyond them are clipped.",
             *self.findings,
         ]
         return " ".join(sentences)
@@ -179,14 +180,14 @@ class Sample:
         domain = _with_numbers(self.domain)
         if domain is None:
             return []
-        label = "bounds as tight as the sample"
+        label = "bounds of the sample"
         found = [OtherBounds(label, "tight", self.judged, is_offer=True)]
         tightened = _tightened(domain)
         if tightened is not None:
             label = f"--tighten {TIGHTEN}"
             found.append(OtherBounds(label, TIGHTENED, tightened, is_offer=True))
         factor = _WIDER_THAN_SAMPLE
-        label = f"bounds {factor} times as wide as given"
+        label = f"bounds {factor} times as wide"
         found.append(OtherBounds(label, f"{factor} x as wide", widened(domain, factor)))
         return found
 

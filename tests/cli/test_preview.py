@@ -2,9 +2,11 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import ROOT, blocks
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -144,9 +146,9 @@ def test_epsilon_numbers_and_bounds_are_changed_one_at_a_time():
         "epsilon 2",
         "n_records 300",
         "n_records 1,200",
-        "bounds 2 times as wide as the records",
-        "bounds 10 times as wide as the records",
-        "10 times as wide, with --tighten 0.1",
+        "bounds 2 times too wide",
+        "bounds 10 times too wide",
+        "10 times, --tighten 0.1",
     ]
     for each in others:
         as_planned = (each.epsilon, each.size, each.domain == BOX)
@@ -163,9 +165,9 @@ def test_a_sample_offers_its_own_bounds_and_ranges():
     sample = Sample(BOX, np.array([[0.5, 0.0], [0.6, 0.1], [0.7, 0.2]]))
     found = [each for each in changes_of(PLAN, sample) if each.axis == "bounds"]
     assert [(each.label, each.is_offer) for each in found] == [
-        ("bounds as tight as the sample", True),
+        ("bounds of the sample", True),
         ("--tighten 0.1", True),
-        ("bounds 2 times as wide as given", False),
+        ("bounds 2 times as wide", False),
     ]
 
 
@@ -260,7 +262,7 @@ def test_the_change_that_costs_least_is_first_among_equals():
         offers([0.20, 0.21, 0.22, 0.23, 0.24], "bounds", "tighter bounds"),
     ]
     assert advice(rows, sample) == (
-        "What to change first: the number. With n_records 1,200, the lost gain falls from 0.42 to "
+        "What to change first: n_records. With n_records 1,200, the lost gain falls from 0.42 to "
         "0.07: usable. Also better than planned: epsilon 2 (0.07), tighter bounds (0.22)."
     )
     rows.append(offers([0.06, 0.07, 0.07, 0.08, 0.09], "bounds", "--tighten 0.1"))
@@ -283,12 +285,12 @@ def test_nothing_is_advised_within_the_spread_or_without_need():
 
 def test_made_up_records_say_what_bounds_too_wide_would_lose():
     good = row([0.0] * 5)
-    wide = row([0.4] * 5, "bounds", label="bounds 10 times as wide as the records")
+    wide = row([0.4] * 5, "bounds", label="bounds 10 times too wide")
     found = row([0.1] * 5, "bounds", bounds="tighten")
     text = advice([good, wide, found], SOURCE)
     assert text.endswith(
-        "All this is for records that fill the bounds. With bounds 10 times as wide as the "
-        "records, the lost gain is 0.40: mostly noise. Then --tighten 0.1 makes it 0.10."
+        "All this is for records that fill the bounds. With bounds 10 times too wide, "
+        "the lost gain is 0.40: mostly noise. Then --tighten 0.1 makes it 0.10."
     )
     text = advice([good, row([0.01] * 5, "bounds", label="wide")], SOURCE)
     assert text.endswith("With wide it is not clearly worse.")
@@ -308,9 +310,9 @@ def test_the_table_has_a_row_for_each_change_and_how_records_are_made(planned):
         "as planned",
         "epsilon 200",
         "n_records 1,200",
-        "bounds 2 times as wide as the records",
-        "bounds 10 times as wide as the records",
-        "10 times as wide, with --tighten 0.1",
+        "bounds 2 times too wide",
+        "bounds 10 times too wide",
+        "10 times, --tighten 0.1",
     ]
     for words in (
         "Records are made up: 4 groups of equal sizes; in numbers and dates they are Gaussian",
@@ -320,6 +322,28 @@ def test_the_table_has_a_row_for_each_change_and_how_records_are_made(planned):
     ):
         assert words in result.stdout
     assert result.stderr == ""
+
+
+def test_the_command_of_the_page_prints_what_the_page_shows(monkeypatch, tmp_path):
+    """Its figures are of the noise, so rows and sentences are compared."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setattr(preview, "RUNS", 1)
+    page = blocks(ROOT / "docs/own-data.md")
+    domain = next(block for block in page if block.text.startswith("# domain.toml"))
+    (tmp_path / "domain.toml").write_text(domain.text, "utf-8")
+    at = next(i for i, block in enumerate(page) if "--simulate" in block.text)
+    command = page[at].text.replace("\\\n", " ").split()
+    result = CliRunner().invoke(app, command[1:])
+    assert result.exit_code == 0, result.output
+    shown = page[at + 1].text
+    assert [*cells_of(shown)] == [*cells_of(result.stdout)]
+    printed = " ".join(result.stdout.split())
+    _, made, sentences = " ".join(shown.split()).partition("Records are made up")
+    made += sentences.partition(" Seeds of")[0]
+    assert made in printed
+    assert "verdict" in printed
+    assert Path("plan.svg").exists()
 
 
 def test_nothing_is_the_problem(planned):
@@ -349,10 +373,12 @@ def test_bounds_are_the_problem(planned, monkeypatch):
     sizes = ("--n-records", 600, "--clusters", 4, "--clients", 3, "--epsilon", 8)
     result = planned(*options, *sizes)
     assert result.exit_code == 0, result.output
-    assert "What to change first: the bounds. With bounds as" in result.stdout
+    assert (
+        "What to change first: the bounds. With bounds of the sample," in result.stdout
+    )
     cells = cells_of(result.stdout)
     assert cells["as planned"][2] != "as good as without privacy"
-    assert "bounds 2 times as wide as given" in cells
+    assert "bounds 2 times as wide" in cells
 
 
 def test_the_number_of_records_is_the_problem(planned, monkeypatch):
@@ -362,7 +388,7 @@ def test_the_number_of_records_is_the_problem(planned, monkeypatch):
     sizes = ("--n-records", 50, "--clusters", 3, "--clients", 3, "--epsilon", 0.1)
     result = planned("--features", 2, *sizes, *SHORT)
     assert result.exit_code == 0, result.output
-    assert "What to change first: the number. With n_records 5,000," in result.stdout
+    assert "What to change first: n_records. With n_records 5,000," in result.stdout
     assert "Also better than planned: epsilon 10" in result.stdout
 
 
@@ -389,7 +415,7 @@ def test_a_ball_and_directions_are_simulated(planned, tmp_path):
     assert "about 30 degrees away" in result.stdout
     result = planned("--domain", "b.toml", "--sample", "public.csv", *sizes)
     assert result.exit_code == 0, result.output
-    assert "bounds as tight as the sample" in cells_of(result.stdout)
+    assert "bounds of the sample" in cells_of(result.stdout)
 
 
 @pytest.mark.thorough
@@ -422,7 +448,7 @@ def test_a_strategy_that_cannot_find_ranges_says_so(planned):
     options = ("--features", 2, "--n-records", 300, "--clusters", 3, "--clients", 3)
     result = planned(*options, "--strategy", "sulloyd", "--trust", "trusted-server")
     assert result.exit_code == 0, result.output
-    assert "Left out: 10 times as wide, with --tighten 0.1." in result.stdout
+    assert "Left out: 10 times, --tighten 0.1." in result.stdout
     assert "histograms of columns need Gaussian noise alone" in result.stdout
 
 
