@@ -206,17 +206,19 @@ def _number_of(plan: PreviewPlan, change: Change) -> int:
 
 
 def _require_size(n_records: int, plan: PreviewPlan, n_features: int) -> None:
+    option = "--n-records"
+    if plan.counted == "n_persons":
+        option = "--n-persons"
     if n_records <= plan.n_clusters:
         raise ConfigurationError(
-            "Expected --n-records above --clusters with --simulate, or k-means costs nothing. "
+            f"Expected {option} above --clusters with --simulate, or k-means costs nothing. "
             f"Got {n_records} and {plan.n_clusters} instead."
         )
     if n_records * n_features > _MOST_NUMBERS:
         raise ConfigurationError(
-            "Expected --n-records x columns of at most "
-            f"{_MOST_NUMBERS:,} with --simulate, which makes the records. "
-            f"Got {n_records:,} x {n_features:,} instead: take fewer records, with which the loss "
-            "is larger."
+            f"Expected {option} x columns of at most {_MOST_NUMBERS:,} with --simulate, which "
+            f"makes the records. Got {n_records:,} x {n_features:,} instead: take fewer records, "
+            "with which the loss is larger."
         )
 
 
@@ -243,6 +245,7 @@ def compared(
     """
     from flower_kmeans.simulation import simulate
 
+    judged = source.judged
     by_size: dict[float, list[Change]] = {}
     for change in changes:
         by_size.setdefault(change.size, []).append(change)
@@ -255,12 +258,12 @@ def compared(
                 # The records are in random order.
                 parts = np.array_split(drawn.records, strategy.n_clients or 1)
                 clustering = simulate(strategy, parts)
-                squares = _squares(clustering, drawn.records, source.judged)
+                squares = _squares(clustering, drawn.records, judged)
                 if without_privacy is None:
                     without_privacy = compared_with_kmeans(
-                        source.judged.compared(drawn.records),
+                        judged.compared(drawn.records),
                         squares,
-                        source.judged,
+                        judged,
                         plan.n_clusters,
                         np.ones(len(squares)),
                         each,
@@ -440,7 +443,7 @@ def _assumptions(source: RecordSource, plan: PreviewPlan, seed: int) -> str:
 _PANELS: dict[Varied, str] = {
     "epsilon": "epsilon",
     "size": "",  # the name of the number
-    "bounds": "bounds",
+    "bounds": "bounds, times as wide",
 }
 _COLOURS: dict[Verdict, str] = {
     "as good as without privacy": "tab:green",

@@ -131,7 +131,7 @@ class MadeUp:
         for factor in WIDER:
             label = f"bounds {factor} times too wide"
             wide = widened(domain, factor)
-            found.append(OtherBounds(label, f"{factor} x as wide", wide))
+            found.append(OtherBounds(label, f"{factor} times", wide))
         tightened = _tightened(wide)
         if tightened is not None:
             label = f"{WIDER[-1]} times, --tighten {TIGHTEN}"
@@ -188,7 +188,7 @@ class Sample:
             found.append(OtherBounds(label, TIGHTENED, tightened, is_offer=True))
         factor = _WIDER_THAN_SAMPLE
         label = f"bounds {factor} times as wide"
-        found.append(OtherBounds(label, f"{factor} x as wide", widened(domain, factor)))
+        found.append(OtherBounds(label, f"{factor} times", widened(domain, factor)))
         return found
 
 

@@ -476,6 +476,10 @@ def test_a_chart(planned, tmp_path, name):
             "Expected --n-records x columns of at most 50,000,000",
         ),
         (("--n-records", 16), "Expected --n-records above --clusters"),
+        (
+            ("--n-persons", 16, "--unit", "person"),
+            "Expected --n-persons above --clusters",
+        ),
         (("--sample", "public.csv"), "Expected --sample with --domain"),
         (
             ("--sample", "public.csv", "--features", 2, "--n-records", 600),
