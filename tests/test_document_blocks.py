@@ -76,6 +76,14 @@ LISTED = {
     ("docs/tables/feddp.md", 'python -c "'): Listed(
         "writes the file of a table that takes long"
     ),
+    (
+        "docs/own-data.md",
+        "flower-kmeans plan --domain domain.toml --n-records 500 --clusters 3 "
+        "--epsilon 0.5 --clients 5 \\",
+    ): Listed(
+        "makes 72 runs",
+        "tests/cli/test_preview.py::test_the_command_of_the_page_prints_what_the_page_shows",
+    ),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     (
         "docs/existing-app.md",

@@ -48,6 +48,7 @@ NOT_BY_DEFAULT = {
         "benchmarks/test_audit.py::test_it_goes_on_where_it_was_stopped_and_writes_everything",
         "benchmarks/test_audit.py::test_recorded_runs_and_confidence_are_those_of_the_command",
         "benchmarks/test_losses.py::test_the_command_has_the_tasks_of_every",
+        "cli/test_preview.py::test_the_server_of_feddp_has_points_of_the_same_groups",
         "cli/test_preview.py::test_whole_clients_and_bounds_on_sizes_are_simulated_too",
         "simulations/test_feddp_experiments.py::test_its_commands_run_in_two_processes",
         "simulations/test_feddp_experiments.py::test_the_documents_commands_share_an_output",

@@ -95,7 +95,7 @@ def test_a_ball_is_an_option_too(run, tmp_path, options):
     result = simulate(run, *options)
     assert result.exit_code == 0, result.output
     assert "records are outside the ball, and are moved to it" in result.output
-    assert "inertia" in result.output
+    assert "Verdict  The clusters are " in result.output
     report = json.loads((tmp_path / "flower-kmeans-out/report.json").read_text())
     width = 3 if options[0] == "--ball" else 2
     assert report["bounds"]["radius"] == 4
@@ -148,9 +148,6 @@ def test_plan_is_of_such_a_domain(run):
         result = run("plan", "--domain", domain, *options)
         assert result.exit_code == 0, result.output
         assert "Epsilon 1" in result.output
-    refused = run("plan", "--domain", "s.toml", *options, "--simulate")
-    assert refused.exit_code == 1
-    assert "Got a domain file with a Sphere instead." in refused.stderr
 
 
 def test_check_reads_the_declared_columns(run, tmp_path):

@@ -34,14 +34,22 @@ _Simulate = Annotated[
     bool,
     typer.Option(
         "--simulate",
-        help="Simulate the plan on generated records, with smaller and larger epsilons, and "
-        "print what its noise costs: 30 runs.",
+        help="Simulate the plan, and other epsilons, numbers and bounds; print what each loses "
+        "and what to change first.",
+    ),
+]
+_Sample = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --simulate: PUBLIC records (csv, Excel, source.toml, ...) of the columns of "
+        "--domain, in place of made-up ones.",
     ),
 ]
 _Chart = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="With --simulate: an svg, png or pdf of the losses."
+        metavar="FILE", help="With --simulate: an svg, png or pdf of the table."
     ),
 ]
 
@@ -56,6 +64,7 @@ def plan(
     parties: _Parties = None,
     server_points: _ServerPoints = None,
     simulate: _Simulate = False,
+    sample: _Sample = None,
     chart: _Chart = None,
 ) -> None:
     """Print the cost of a run, from its parameters alone.
@@ -73,6 +82,7 @@ def plan(
         parties=parties,
         server_points=server_points,
         simulate=simulate,
+        sample=sample,
         chart=chart,
     )
     show_plan(settings, request)
