@@ -83,10 +83,11 @@ def judging(
         raise _refusal(kind, "no party of it can compute a distance in all columns")
     if options.get("postprocess") == "none":
         raise _refusal(kind, "with postprocess='none' centroids leave the domain")
-    if left <= FRACTION:
+    # The algorithm's own rounds must keep some of the budget.
+    if left <= 2 * FRACTION:
         raise ConfigurationError(
-            f"Expected tighten below {1 - FRACTION:g} with quality=True, which has {FRACTION:g} of "
-            f"mu^2. Got tighten={1 - left:g}."
+            f"Expected tighten below {1 - 2 * FRACTION:g} with quality=True, which has "
+            f"{FRACTION:g} of mu^2. Got tighten={1 - left:g}."
         )
     fraction = FRACTION / left
 

@@ -83,13 +83,13 @@ class Silhouette:
     @property
     def text(self) -> str:
         """The silhouette in a few sentences."""
-        value = f"{self.value:.2f}"
+        value = f"{self.value:.3f}"
         scale = (
             "1 is a record on its centroid, and 0 one halfway between two centroids."
         )
         if not self.released.noise:
             return f"The silhouette is {value}. {scale}"
-        interval = f"{self.low:.2f} to {self.high:.2f}"
+        interval = f"{self.low:.3f} to {self.high:.3f}"
         with_chance = f"with probability {CONFIDENCE:g} over the noise"
         if not self.means_something:
             return (
