@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms import plausibility, tightened
+from flower_kmeans.algorithms import judged, plausibility, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.queries import require_within
-from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.released import SilhouetteSums, SizeReport
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.algorithms.tightened import BOX
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -31,6 +31,7 @@ from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.silhouette import Silhouette
 from flower_kmeans.report.site_sizes import PRIVATE, SiteSizes, cluster_sizes
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
@@ -40,6 +41,8 @@ _RESULT_NAMES = 2**10  # most bytes of a result beside its numbers
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
 _KEY_BYTES = 32  # of the hash that compares ids
+_SILHOUETTE = "silhouette"
+_SILHOUETTE_NOISE = "silhouette_noise"
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,6 +65,8 @@ class ClientResult:
     # The findings as sentences. If clients computed the result, the algorithm's warnings
     # come before.
     warnings: tuple[str, ...] = ()
+    # how well the clusters are apart; set with ``quality=True``
+    silhouette: Silhouette | None = None
     # (d, 2), the released ranges as in the algorithm's state; set if it finds ranges
     box: IntArray | None = None
     counted: str = "records"  # noun for the units of ``counts``, or "persons"
@@ -270,6 +275,7 @@ def result_of(
     if algorithm.mixture is not None:
         mixture = algorithm.mixture.learned(state, noise_factor)
         synopsis = None if mixture is None else Synopsis(mixture, domain)
+    sums = judged.sums_of(algorithm, state, noise_factor)
     found = tuple(findings)
     sentences = plausibility.sentences(algorithm, found)
     of_columns = column_warnings(centroids, domain, synopsis)
@@ -284,6 +290,7 @@ def result_of(
         is_private=run.trust.is_private,
         findings=found,
         warnings=(*algorithm.warnings(state), *sentences, *of_columns),
+        silhouette=None if sums is None else Silhouette(sums),
         box=state.arrays[BOX] if algorithm.finds_ranges else None,
         counted=algorithm.budget.counted,
     )
@@ -302,6 +309,8 @@ def longest_result(run: Run) -> int:
         n_numbers += 1 + len(algorithm.mixture.noise)
     if algorithm.finds_ranges:
         n_numbers += 2 * d
+    if algorithm.judges:
+        n_numbers += 2 * k + 1
     return 8 * n_numbers + _RESULT_NAMES
 
 
@@ -320,6 +329,10 @@ def encode_result(result: ClientResult) -> bytes:
         arrays[_FINDINGS] = plausibility.to_array(result.findings)
     if result.box is not None:
         arrays[BOX] = result.box
+    if result.silhouette is not None:
+        released = result.silhouette.released
+        arrays[_SILHOUETTE] = np.array([released.counts, released.sums])
+        arrays[_SILHOUETTE_NOISE] = np.array([released.noise])
     return encode_arrays(arrays)
 
 
@@ -347,7 +360,11 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         del arrays[_SYNOPSIS + name]
     synopsis = _read_synopsis(run, parts, domain)
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
+    silhouette = _read_silhouette(
+        run, arrays.pop(_SILHOUETTE, None), arrays.pop(_SILHOUETTE_NOISE, None)
+    )
     _require_shapes(algorithm, arrays)
+    _require_clusters(silhouette, arrays["counts"])
     _require_in_domain(arrays["centroids"], algorithm, box)
     sentences = plausibility.sentences(algorithm, findings)
     of_columns = column_warnings(arrays["centroids"], domain, synopsis)
@@ -360,6 +377,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         is_private=run.trust.is_private,
         findings=findings,
         warnings=(*sentences, *of_columns),
+        silhouette=silhouette,
         box=box,
         counted=algorithm.budget.counted,
     )
@@ -432,6 +450,42 @@ def _read_synopsis(
             if has_shape and has_noise:
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
+
+
+def _read_silhouette(
+    run: Run, values: FloatArray | None, noise: FloatArray | None
+) -> Silhouette | None:
+    """Return the silhouette of a result: of its counts and sums, (2, k), and their noise, (1,).
+
+    ``None`` if the run released none, because it has no such round, lost its sum, or chose
+    one cluster.
+    """
+    algorithm = run.algorithm
+    if values is None and noise is None:
+        may_lack = algorithm.can_miss_sums or algorithm.fewest_clusters < 2
+        if not algorithm.judges or may_lack:
+            return None
+    elif algorithm.judges and values is not None and noise is not None:
+        are_floats = values.dtype == noise.dtype == np.float64
+        have_shape = values.ndim == 2 and len(values) == 2 and noise.shape == (1,)
+        if are_floats and have_shape:
+            deviation = float(noise[0])
+            if _is_possible(run, deviation, judged.noise_of(algorithm)):
+                counts, sums = values.tolist()
+                is_gaussian = judged.is_gaussian(algorithm)
+                return Silhouette(
+                    SilhouetteSums(tuple(counts), tuple(sums), deviation, is_gaussian)
+                )
+    raise MessageError("Expected the silhouette of a result as its run could make it.")
+
+
+def _require_clusters(silhouette: Silhouette | None, counts: FloatArray) -> None:
+    """Require a silhouette of as many clusters as the result has, and of at least two."""
+    if silhouette is None:
+        return
+    k = len(silhouette.released.counts)
+    if k != len(counts) or k < 2:
+        raise MessageError("The silhouette of a result is of other clusters.")
 
 
 def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.parts import ReportPart, part_names
 from flower_kmeans.report.ranges import ColumnRange
+from flower_kmeans.report.silhouette import Silhouette
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import (
     __version__,
@@ -219,6 +220,8 @@ class Report(Proceedings):
     # released cost of the clustering, if the server knows it
     cost: CostEstimate | None = None
     sizes: SizeReport | None = None  # sizes and bounds, if the server knows them
+    # how well the clusters are apart, with ``quality=True``, if the server knows it
+    silhouette: Silhouette | None = None
     # ranges of columns that the first round released, if the server knows them
     ranges: tuple[ColumnRange, ...] = ()
     # the report of the run that gave the initial centroids
@@ -511,6 +514,7 @@ class Report(Proceedings):
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
+            "silhouette": self.silhouette and self.silhouette.to_dict(),
             "ranges": [each._asdict() for each in self.ranges],
             "earlier": earlier and earlier._origin(),
             "together": joint,

@@ -551,6 +551,18 @@ class TestSimulate:
         )
         assert assigned.exit_code == 0, assigned.output
 
+    @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+    def test_the_quality_is_printed_and_kept(self, simulated, trust):
+        result, report, _ = simulated(
+            *("--bounds", "height=0:300", "--bounds", "weight=0:500"),
+            *("--n-records", 1200, "--epsilon", 16, "--quality", "--trust", trust),
+        )
+        (line,) = [each for each in result.output.splitlines() if "Quality  " in each]
+        assert line.startswith("Quality  The silhouette is 0.")
+        found = report["silhouette"]
+        assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+        assert report["releases"][-1]["name"] == "quality"
+
     @pytest.mark.parametrize("place", ["the file", "the option"])
     def test_a_domain_file_or_an_option_may_tighten(self, run, blobs, tmp_path, place):
         columns = [Number("height", -500, 500), Number("weight", 0, 1000)]
@@ -1111,6 +1123,17 @@ class TestPlan:
         assert "A cluster's size" not in text
         assert "synopsis" in text
         assert "refinement" not in text
+
+    def test_the_plan_says_whether_a_silhouette_will_mean_anything(self, planned, run):
+        many = planned("--n-records", 100_000, "--quality")
+        assert "9      quality" in many
+        assert "so it will be known to within about" in many
+        few = planned("--n-records", 1000, "--quality")
+        assert "WARNING: quality=True promises nothing here" in few
+        assert "quality" not in planned("--n-records", 1000)
+        refused = run("plan", "--strategy", "vertical", "--quality")
+        assert refused.exit_code == 1
+        assert "does not take --quality" in refused.output
 
     def test_the_noise_for_clients_is_clip_times_as_large(self, planned):
         same = ("--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6)

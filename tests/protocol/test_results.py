@@ -12,7 +12,7 @@ from cohorts import BLIND, Cohort, code
 from documents import TRUSTS, make_algorithm
 
 from flower_kmeans import Ball, Box, PrivacyBudget
-from flower_kmeans.algorithms import GLloydAlgorithm, tightened
+from flower_kmeans.algorithms import GLloydAlgorithm, judged, tightened
 from flower_kmeans.algorithms.plausibility import (
     Finding,
     FindingKind,
@@ -160,6 +160,58 @@ def test_wrong_ranges_are_refused_and_right_ones_are_the_bounds_of_the_result(tm
     assert isinstance(reply, Finished)
     (found,) = cohort.nodes[0].results
     assert (found.domain.lower, found.domain.upper) == ((0.0, 1.0), (1.0, 2.0))
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
+def test_wrong_silhouettes_are_refused_and_right_ones_are_taken(tmp_path, trust):
+    algorithm = tightened.planned(
+        SynopsisAlgorithm,
+        2,
+        Box([0.0, 0.0], [1.0, 1.0]),
+        PrivacyBudget(1.0),
+        n_records=1000,
+        quality=True,
+    )
+    cohort = Cohort(tmp_path, trust, n=4, algorithm=algorithm).set_up()
+    noise = judged.noise_of(algorithm)
+    good = result_of(cohort)
+    del good["weights"], good["size_noise"]
+    released = np.array([[400.0, 600.0], [300.0, 350.0]])
+    good |= {"silhouette": released, "silhouette_noise": np.array([noise])}
+    wrong = [
+        {name: each for name, each in good.items() if name != "silhouette"},
+        {name: each for name, each in good.items() if name != "silhouette_noise"},
+        {name: each for name, each in good.items() if "silhouette" not in name},
+        {**good, "silhouette": released.astype(np.int64)},
+        {**good, "silhouette": released[:, :1].copy()},
+        {**good, "silhouette": np.ones((3, 2))},
+        {**good, "silhouette": np.ones(2)},
+        {**good, "silhouette_noise": np.array([noise * 0.99])},
+        {**good, "silhouette_noise": np.array([noise * 1000])},
+        {**good, "silhouette_noise": np.array([noise, noise])},
+    ]
+    for arrays in wrong:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+        assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
+    assert not cohort.nodes[0].results
+    data = encode_arrays(good)
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
+    (found,) = cohort.nodes[0].results
+    assert found.silhouette.released.counts == (400.0, 600.0)
+    assert found.silhouette.released.sums == (300.0, 350.0)
+    assert found.silhouette.released.noise == noise
+    again = read_result(cohort.run, encode_result(found))
+    assert again.silhouette == found.silhouette
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_a_run_without_quality_refuses_a_silhouette(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust).set_up()
+    arrays = result_of(cohort)
+    del arrays["weights"], arrays["size_noise"]
+    arrays |= {"silhouette": np.ones((2, 2)), "silhouette_noise": np.ones(1)}
+    reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+    assert code(reply) == Code.BAD_MESSAGE
 
 
 @pytest.mark.claim("guarantees", "22")

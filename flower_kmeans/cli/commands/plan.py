@@ -20,6 +20,13 @@ _PlanTighten = Annotated[
         help="Of mu^2, which finds ranges of columns. Default: that of --domain.",
     ),
 ]
+_PlanQuality = Annotated[
+    bool,
+    typer.Option(
+        "--quality",
+        help="Measure how well clusters are apart: 0.05 of mu^2.",
+    ),
+]
 _Features = Annotated[
     int | None, typer.Option(metavar="N", help="Number of columns. Default: 3.")
 ]
@@ -60,6 +67,7 @@ def plan(
     *,
     domain: _PlanDomainOption = None,
     tighten: _PlanTighten = None,
+    quality: _PlanQuality = False,
     features: _Features = None,
     parties: _Parties = None,
     server_points: _ServerPoints = None,
@@ -85,4 +93,4 @@ def plan(
         sample=sample,
         chart=chart,
     )
-    show_plan(settings, request)
+    show_plan(settings.with_quality(quality), request)
