@@ -473,6 +473,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
         f"{counted(len(records), 'record')}, {how_near}{scaled} "
         "(exact: only a simulation can compute it)",
     )
+    outputs.print_clusters(console, clustering, run.source.columns)
     if report.ranges:
         texts = [each.text for each in report.ranges]
         _print_line(console, "Ranges", shortened(texts, "; "))
