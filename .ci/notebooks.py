@@ -99,9 +99,10 @@ def run(path: Path) -> list[Cell]:
             )
             kernel = environment(processes.home, work, free_ports(2))
             client.execute(env=kernel)
+        places = {str(work): "~", str(processes.home): "~/.flwr"}
         for cell in notebook.cells:
             for output in cell.get("outputs", ()):
-                hide(output, {str(work): "~", temporary: ""})
+                hide(output, places)
     return list(notebook.cells)
 
 

@@ -127,8 +127,8 @@ def test_cells_and_their_outputs_become_a_page():
 def test_outputs_show_no_directory_of_the_machine():
     output = written("saved /srv/a/work/out, and /srv/a/home/b")
     output |= {"data": {"text/plain": "/srv/a/work/c", "image/png": PICTURE}}
-    notebooks.hide(output, {"/srv/a/work": "~", "/srv/a": ""})
-    assert output["text"] == "saved ~/out, and /home/b"
+    notebooks.hide(output, {"/srv/a/work": "~", "/srv/a/home": "~/.flwr"})
+    assert output["text"] == "saved ~/out, and ~/.flwr/b"
     assert output["data"] == {"text/plain": "~/c", "image/png": PICTURE}
 
 
