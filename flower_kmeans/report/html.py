@@ -7,7 +7,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMe
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
@@ -48,6 +49,7 @@ def html_report(
     title: str | None = None,
     facts: Sequence[tuple[str, str]] = (),
     not_private: str | None = None,
+    comparison: Comparison | None = None,
 ) -> str:
     """Return a run's report as one HTML page that fetches nothing and holds no script.
 
@@ -70,6 +72,9 @@ def html_report(
         from records.
     not_private : str, optional
         Sentence on why the run was not private in spite of its noise.
+    comparison : Comparison, optional
+        Of a simulated run, with k-means without privacy (`Clustering.compare`). It is
+        exact, and the page says so.
 
     Returns
     -------
@@ -84,7 +89,9 @@ def html_report(
     RunError
         If the strategy has not started.
     """
+    require_type("comparison", comparison, Comparison | None, "a Comparison")
     outcome = _outcome_of(run, result, columns, not_private)
+    outcome = replace(outcome, comparison=comparison)
     return page_of(outcome, title, facts, outcome.report.versions)
 
 
@@ -147,6 +154,7 @@ class Outcome:
     sizes: SizeReport | None
     not_private: str | None
     synopsis: Synopsis | None = None
+    comparison: Comparison | None = None  # of a simulation: exact, and not private
 
     @property
     def is_private(self) -> bool:
