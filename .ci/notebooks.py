@@ -19,8 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "notebooks"
 CELL_SECONDS = 300
-COLUMNS = "100"  # of the terminal that commands write to
+COLUMNS = "84"  # of the terminal that commands write to
 SHELL = "%%bash\n"
+OUTPUT = " { .text .output }"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 DEPLOYMENT = str(ROOT / "tests" / "deployment")
 """Has what ends the processes that Flower starts."""
@@ -137,7 +138,7 @@ def shown(data: dict[str, str], name: str, pictures: dict[str, bytes]) -> str:
         return f"![The output of the cell above]({place})"
     if "text/html" in data:
         return f'<div class="result">\n{data["text/html"].strip()}\n</div>'
-    return fenced("text", COLOUR.sub("", data["text/plain"]))
+    return fenced(OUTPUT, COLOUR.sub("", data["text/plain"]))
 
 
 def outputs_of(cell: Cell, name: str, pictures: dict[str, bytes]) -> list[str]:
@@ -147,7 +148,7 @@ def outputs_of(cell: Cell, name: str, pictures: dict[str, bytes]) -> list[str]:
     written = COLOUR.sub("", written).strip("\n")
     parts: list[str] = []
     if written:
-        parts.append(fenced("text", written))
+        parts.append(fenced(OUTPUT, written))
     results = [output["data"] for output in outputs if "data" in output]
     return parts + [shown(data, name, pictures) for data in results]
 

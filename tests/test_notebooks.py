@@ -112,9 +112,9 @@ def test_cells_and_their_outputs_become_a_page():
         "Words.",
         "```python\nprint(1)\n```",
         "```bash\ntrue\n```",
-        "```text\nINFO: ab\n```",
+        "``` { .text .output }\nINFO: ab\n```",
         '<div class="result">\n<table></table>\n</div>',
-        "```text\n'c'\n```",
+        "``` { .text .output }\n'c'\n```",
         "![The output of the cell above](name-1.png)\n",
     ]
     assert page.pictures == {"name-1.png": b"a picture"}
