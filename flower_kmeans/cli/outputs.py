@@ -147,15 +147,18 @@ def print_clusters(
     about = "about " if clustering.is_private else ""
     digits = len(str(len(counts) - 1))
     largest = np.argsort(-counts, kind="stable")[:_MOST_LISTED].tolist()
+    lines = []
     for cluster in largest:
         size = f"{max(0.0, counts[cluster]):,.0f}"
-        number = f"{'':9}{cluster:>{digits}}"
-        words = f"{number}  {names[cluster]}: {about}{size} {counted}"
-        console.print(Text(words), soft_wrap=True)
+        lines.append(f"{cluster:>{digits}}  {names[cluster]}: {about}{size} {counted}")
     n_others = len(counts) - len(largest)
     if n_others:
         word = "cluster" if n_others == 1 else "clusters"
-        console.print(Text(f"{'':9}and {n_others} smaller {word}"), soft_wrap=True)
+        lines.append(f"and {n_others} smaller {word}")
+    head = "Clusters"
+    for line in lines:
+        console.print(Text.assemble((f"{head:9}", "bold"), line), soft_wrap=True)
+        head = ""
 
 
 def print_plan(

@@ -483,6 +483,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     for line in run.source.findings():
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     outputs.print_warnings(console, report, ended.statements(run.not_private))
+    outputs.print_clusters(console, clustering, run.source.columns)
 
     records = clustering.domain.counted(run.source.records)
     n_clusters = counted(len(clustering.centroids), "cluster")
@@ -495,7 +496,6 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     if run.not_private is not None:
         cost += " (NOT PRIVATE: bounds are from the records)"
     _print_line(console, "Found", found)
-    outputs.print_clusters(console, clustering, run.source.columns)
     if report.ranges:
         texts = [each.text for each in report.ranges]
         _print_line(console, "Ranges", shortened(texts, "; "))

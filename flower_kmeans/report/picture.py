@@ -33,6 +33,7 @@ _SWATCHES = 120
 _INK = (30, 30, 30)
 _PAPER = (255, 255, 255)
 _MOST_POINTS = 20_000
+_STRIDE = 997  # between records that are drawn one after the other
 _MOST_COLOURS = 20  # of clusters
 _MOST_LISTED = 12  # clusters in a legend
 
@@ -179,26 +180,26 @@ def _draw_scatter(
     """Draw records and centroids in a view with two axes."""
     if view.columns:
         x, y = (_on_axis(records, view, i, spread=True) for i in (0, 1))
-        marks = [_on_axis(centroids, view, i, spread=False) for i in (0, 1)]
+        across, up = (_on_axis(centroids, view, i, spread=False) for i in (0, 1))
         _set_ticks(axes.xaxis, view.columns[0])
         _set_ticks(axes.yaxis, view.columns[1])
     else:
         points = domain.scaled(domain.compared(records))
         x, y = (points @ view.directions).T
-        marks = list((domain.scaled(centroids) @ view.directions).T)
+        across, up = (domain.scaled(centroids) @ view.directions).T
         # Distances in the picture are those between records, seen from one side.
         axes.set_aspect("equal", adjustable="datalim")
         axes.tick_params(labelbottom=False, labelleft=False, length=0)
     n_clusters = len(centroids)
-    # Beside the first clusters the last ones would otherwise be hidden.
-    order = np.argsort(np.arange(len(labels)) % 997, kind="stable")
+    # Tables are often sorted: the last cluster would hide the others.
+    order = np.argsort(np.arange(len(labels)) % _STRIDE, kind="stable")
     dots = np.array(colours(labels, n_clusters)).reshape(-1, 4)
     size = min(25.0, max(5.0, 10_000 / max(1, len(x))))
     axes.scatter(x[order], y[order], c=dots[order], s=size, alpha=0.6, linewidths=0)
     shades = colours(np.arange(n_clusters), n_clusters)
-    axes.scatter(*marks, c=shades, s=190, edgecolors="black", zorder=3)
+    axes.scatter(across, up, c=shades, s=190, edgecolors="black", zorder=3)
     style: dict[str, Any] = {"fontsize": 8, "ha": "center", "va": "center", "zorder": 4}
-    for cluster, place in enumerate(zip(*marks, strict=True)):
+    for cluster, place in enumerate(zip(across, up, strict=True)):
         axes.annotate(str(cluster), place, **style)
     axes.set_xlabel(view.labels[0], parse_math=False)
     axes.set_ylabel(textwrap.fill(view.labels[1], 60), parse_math=False)
@@ -248,10 +249,11 @@ def _on_axis(
     Points of a category are at their most frequent level, and are spread around it if
     ``spread``: all would otherwise hide each other.
     """
-    own = points[:, view.places[axis]]
+    own: FloatArray = points[:, view.places[axis]]
     if not view.columns[axis].is_category:
-        return own[:, 0]
-    levels = own.argmax(axis=1).astype(np.float64)
+        values: FloatArray = own[:, 0]
+        return values
+    levels: FloatArray = own.argmax(axis=1).astype(np.float64)
     if not spread:
         return levels
     # Multiples of an irrational number are even, and the same in every picture. The two
@@ -327,8 +329,8 @@ def _add_legend(figure: "Figure", names: Sequence[str], counts: FloatArray) -> N
             text += ";\ncolours repeat"
         handles.append(Line2D([], [], ls="", label=text))
     legend = figure.legend(handles=handles, loc="outside right upper", fontsize=8)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    for label in legend.get_texts():
+        label.set_parse_math(False)
 
 
 def colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:

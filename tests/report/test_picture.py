@@ -16,6 +16,7 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.picture import save_photo_picture, save_scatter_picture
 
 Image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.claim("own-data", "picture-shows-records-where")
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 COLOURS = np.array([[250.0, 10.0, 10.0], [10.0, 250.0, 10.0], [-5.0, 3.0, 300.0]])
 
