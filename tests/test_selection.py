@@ -135,6 +135,9 @@ NOT_BY_DEFAULT = {
         "report/html/test_browser.py::test_requests_to_elsewhere_would_be_noticed_too",
         "test_site.py::test_a_browser_asks_nobody_but_the_sites_own_server",
     ],
+    "building the site in .ci/run, which runs the notebooks": [
+        "test_notebooks.py::test_a_notebook_runs_in_an_empty_directory_and_a_failing_cell_is_an_error",
+    ],
     "the other tests of test_soak": [
         "test_soak.py::test_memory_does_not_grow_with_rounds_times_clients",
         "test_soak.py::test_what_a_client_is_sent_does_not_grow_with_the_cohort_but_for_path_and_bitmap",
