@@ -27,6 +27,7 @@ from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.export import sklearn_model
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -77,6 +78,10 @@ class ClientResult:
     ) -> NDArray[np.int64]:
         """Return the cluster of each record, (n,) int64, as `Clustering.predict` does."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted model of scikit-learn, as `Clustering.to_sklearn` does."""
+        return sklearn_model(self.centroids, self.domain, self.weights)
 
     def save(
         self, path: str | PathLike[str], columns: Sequence[str] | None = None
