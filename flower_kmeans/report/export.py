@@ -88,8 +88,9 @@ def _zero_column(n_features: int) -> Any:
     step.set_params(n_components=n_features + 1)
     step.components_ = np.eye(n_features + 1, n_features)
     step.mean_ = np.zeros(n_features)
+    # Older versions of scikit-learn look at its type.
+    step.explained_variance_ = np.zeros(n_features + 1)
     # These would be facts about the points.
-    del step.explained_variance_
     del step.explained_variance_ratio_
     del step.singular_values_
     return step
