@@ -30,6 +30,7 @@ from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.export import sklearn_model
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.silhouette import Silhouette
 from flower_kmeans.report.site_sizes import PRIVATE, SiteSizes, cluster_sizes
@@ -145,6 +146,10 @@ class ClientResult:
                 own, self.centroids, self.domain, self.weights, shares
             )
         return SiteSizes(total / full, self.counts, self.counted)
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted model of scikit-learn, as `Clustering.to_sklearn` does."""
+        return sklearn_model(self.centroids, self.domain, self.weights)
 
     def save(
         self,

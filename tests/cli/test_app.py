@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import flower_kmeans
-from flower_kmeans import strategies
+from flower_kmeans import Box, strategies
 from flower_kmeans.algorithms import FastLloydAlgorithm
 from flower_kmeans.cli import inputs, preview
 from flower_kmeans.cli.app import app
@@ -242,6 +242,41 @@ class TestSimulate:
             ]
         result, _, _ = simulated("--clusters", 12, "--trust", "plain")
         assert f"\n{'':9}and 2 smaller clusters\n" in result.stdout
+
+    @pytest.mark.claim("reading-a-report", "simulation-verdict")
+    @pytest.mark.parametrize(
+        ("epsilon", "verdicts"),
+        [
+            (8, {"as good as without privacy"}),
+            (0.002, {"mostly noise", "worse than one cluster"}),
+        ],
+    )
+    def test_the_last_line_is_the_verdict(self, simulated, blobs, epsilon, verdicts):
+        options = ("--epsilon", epsilon, "--clients", 4)
+        result, report, saved = simulated(*PUBLIC, *options)
+        found = report["comparison"]
+        last = result.stdout.rstrip().splitlines()[-1]
+        assert last.startswith(f"Verdict  {found['text']}")
+        assert found["verdict"] in verdicts
+        assert found["n_records"] == 1200
+        records = np.loadtxt(blobs, delimiter=",", skiprows=1, usecols=(0, 1))
+        box = Box([-5, 0], [5, 10])
+        result = Clustering(saved["centroids"], saved["counts"], box, None)
+        assert result.compare(records).to_dict() == found
+        assert found["cost"] == pytest.approx(result.cost(records))
+
+    def test_a_file_without_the_groups_has_another_verdict(self, simulated, blobs):
+        """Columns that were shuffled apart look the same in sizes, bounds and cost."""
+        _, right, saved = simulated(*PUBLIC, "--clients", 4)
+        _, *lines = blobs.read_text().splitlines()
+        cells = [line.split(",") for line in lines]
+        other = np.random.default_rng(0).permutation([row[1] for row in cells])
+        records = np.array([[row[0], y] for row, y in zip(cells, other, strict=True)])
+        box = Box([-5, 0], [5, 10])
+        result = Clustering(saved["centroids"], saved["counts"], box, None)
+        wrong = result.compare(records.astype(float))
+        assert right["comparison"]["verdict"] == "as good as without privacy"
+        assert wrong.verdict in ("mostly noise", "worse than one cluster")
 
     @pytest.mark.claim("own-data", "strategy-trust-which-ones")
     @pytest.mark.parametrize(
@@ -994,6 +1029,13 @@ class TestPersons:
         assert "visits.csv: 1,200 records of 300 persons at 4 clients" in result.stdout
         assert "per person, trust model" in result.stdout
         assert (report["unit"], report["n_persons"]) == ("person", 300)
+        # Four records of a person weigh a quarter each.
+        found = report["comparison"]
+        assert found["n_records"] == 1200
+        box = Box([-5, 0], [5, 10])
+        exact = Clustering(arrays["centroids"], arrays["counts"], box, None)
+        rows = np.loadtxt(visits, delimiter=",", skiprows=1, usecols=(1, 2))
+        assert 4 * found["cost"] == pytest.approx(exact.cost(rows))
         assert report["columns"] == ["height", "weight"]
         np.testing.assert_allclose(arrays["counts"], 100, atol=30)
         assert_near_the_blobs(arrays["centroids"], 0.5)

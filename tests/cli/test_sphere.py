@@ -57,6 +57,7 @@ def test_directions_are_clustered_and_said(run, tmp_path, options):
         r"mean cosine similarity (0\.\d+) to their centroids", result.output
     )
     assert float(found[1]) > 0.97
+    assert "Verdict  The clusters are as good as without privacy" in result.output
     assert f"in {N - NULL} records" in result.output
     out = tmp_path / "flower-kmeans-out"
     with np.load(out / "centroids.npz") as file:
