@@ -527,6 +527,8 @@ def planned_deviation(algorithm: Algorithm, noise_factor: float = 1.0) -> float:
     """
     noise = noise_of(algorithm) * noise_factor
     total = float(planned_total(algorithm) or 1)
+    # A person at one of g clients counts as 1 / g.
+    total /= algorithm.max_clients_per_person
     if algorithm.clip is not None:
         # A client whose records are all in one cluster counts as a fourth of them.
         total *= min(1.0, _clipped_part(algorithm))

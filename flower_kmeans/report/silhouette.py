@@ -1,7 +1,7 @@
 """The silhouette of a result: how well its clusters are apart, from released values alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -109,9 +109,8 @@ class Silhouette:
             "confidence": CONFIDENCE,
             "means_something": self.means_something,
             "by_cluster": clusters,
-            "counts": list(self.released.counts),
-            "sums": list(self.released.sums),
-            "noise": self.released.noise,
+            # A page is made again from these.
+            "released": asdict(self.released),
         }
 
     @property

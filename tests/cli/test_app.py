@@ -587,7 +587,7 @@ class TestSimulate:
         assert assigned.exit_code == 0, assigned.output
 
     @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
-    def test_the_quality_is_printed_and_kept(self, simulated, trust):
+    def test_the_quality_is_printed_and_kept(self, simulated, run, tmp_path, trust):
         result, report, _ = simulated(
             *("--bounds", "height=0:300", "--bounds", "weight=0:500"),
             *("--n-records", 1200, "--epsilon", 16, "--quality", "--trust", trust),
@@ -597,6 +597,11 @@ class TestSimulate:
         found = report["silhouette"]
         assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
         assert report["releases"][-1]["name"] == "quality"
+        page = tmp_path / "out" / "report.html"
+        page.unlink()
+        again = run("report", tmp_path / "out" / "report.json")
+        assert again.exit_code == 0, again.output
+        assert line.removeprefix("Quality  ") in page.read_text("utf-8")
 
     @pytest.mark.parametrize("place", ["the file", "the option"])
     def test_a_domain_file_or_an_option_may_tighten(self, run, blobs, tmp_path, place):

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -138,12 +139,13 @@ def test_the_interval_has_the_ratios_that_the_noise_explains():
 def test_text_and_plain_values():
     clear = released([3000.0, 2000.0], [2700.0, 1400.0], 20.0)
     assert clear.text.startswith(
-        "The silhouette is 0.82, and lies in 0.81 to 0.83 with"
+        "The silhouette is 0.820, and lies in 0.806 to 0.834 with"
     )
     exact = released([3.0, 2.0], [2.0, 1.0])
-    assert exact.text.startswith("The silhouette is 0.60. 1 is a record on its")
+    assert exact.text.startswith("The silhouette is 0.600. 1 is a record on its")
     plain = clear.to_dict()
     assert plain["value"] == clear.value
     assert plain["by_cluster"][0]["low"] == clear.by_cluster[0].low
     assert (plain["confidence"], plain["means_something"]) == (0.95, True)
-    assert plain["counts"] == [3000.0, 2000.0]
+    assert msgspec.convert(plain, Silhouette) == clear
+    assert msgspec.json.decode(msgspec.json.encode(plain), type=Silhouette) == clear
