@@ -546,6 +546,7 @@ optional
         report.n_clients = server.n_clients
         report.dropped = list(server.dropped)
         algorithm = server.run.algorithm
+        report.size_noise = self._size_noise(report)
         if server.last_sum:
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
@@ -557,6 +558,20 @@ optional
                 report.cost = algorithm.last_cost.estimate(server.state, factor)
             if algorithm.sizes is not None:
                 report.sizes = algorithm.sizes.report(server.state, factor)
+
+    def _size_noise(self, report: Report) -> float | None:
+        """Return the standard deviation of the noise in a cluster's size, in records.
+
+        ``None`` before the last round, and if it is not known.
+        """
+        answers = report.answers
+        if len(answers) < len(self.plan.rounds) or not answers[-1]:
+            return None
+        all_answered = answers[-1] == report.n_slots
+        planned = self.algorithm.size_noise(all_answered)
+        if planned is None:
+            return None
+        return planned * report.factors[-1]
 
     def _warnings_of_columns(self) -> tuple[str, ...]:
         """Return warnings about columns that decide too much or nothing."""
