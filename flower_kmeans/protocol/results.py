@@ -27,6 +27,7 @@ from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -68,6 +69,11 @@ class ClientResult:
         table = centroid_table(self.centroids, self.counts, self.domain)
         title = f"{len(self.centroids)} clusters"
         return html_summary(title, {"run": self.run}, [table], self.warnings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A short, unique name for each cluster in words, as `Clustering.names`."""
+        return cluster_names(self.centroids, self.counts, self.domain)
 
     def predict(
         self,

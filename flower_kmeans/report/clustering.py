@@ -17,6 +17,7 @@ from flower_kmeans.errors import (
     ConfigurationTypeError,
     DataError,
 )
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import TextTable, html_summary
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ class Clustering:
     def is_private(self) -> bool:
         """Whether the guarantee holds; not after a start from exact results, say."""
         return self.report.guarantee_holds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A short, unique name for each cluster in words, from released values alone.
+
+        As of `flower_kmeans.report.names.cluster_names`, which also takes names of
+        columns for a domain without them.
+        """
+        return cluster_names(self.centroids, self.counts, self.domain)
 
     @property
     def sizes(self) -> FloatArray | None:

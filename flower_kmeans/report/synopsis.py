@@ -26,6 +26,7 @@ from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import open_private
 from flower_kmeans.parameters import integer, require_type
 from flower_kmeans.report.clustering import assigned, centroid_table, in_order
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import html_summary
 
 # where commands and apps keep one, beside a run's other files
@@ -58,6 +59,11 @@ class SynopsisClustering:
         table = centroid_table(self.centroids, self.counts, self.domain)
         title = f"{len(self.centroids)} clusters of a synopsis"
         return html_summary(title, {}, [table])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A short, unique name for each cluster in words, as `Clustering.names`."""
+        return cluster_names(self.centroids, self.counts, self.domain)
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
