@@ -6,10 +6,11 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,22 @@ from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Box, Domain, Sphere
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
+from flower_kmeans.files import printable
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
+from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
+from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.profiles import (
+    ColumnProfile,
+    column_profiles,
+    largest_deviation,
+    most_separating,
+    weights_of,
+)
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
-from flower_kmeans.templates import environment
+from flower_kmeans.templates import environment, lines_of
 from flower_kmeans.version import __version__
 
 MAX_ROWS = 200
@@ -38,6 +48,12 @@ _POINTS = 241
 _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
 _MOST_LEAVES = 60
+_MOST_NOTICES = 5
+_PROFILE_COLUMNS = 12
+_PROFILE_CLUSTERS = 20
+# of a category: levels in a cell of the table, and their least share but for the first
+_MOST_LEVELS = 3
+_LEAST_SHARE = 0.15
 
 
 def html_report(
@@ -100,13 +116,10 @@ def page_of(
     are those of `html_report`.
     """
     report = run.report
-    dropped = {(entry.round, entry.node_id) for entry in report.dropped}
     releases = []
     for t, group in enumerate(report.plan.rounds, 1):
         releases += [(t, each) for each in group]
-    missing = []
-    for t in range(1, len(report.answers) + 1):
-        missing.append(sum(t == each for each, _ in dropped))
+    first, further = _notices(run)
     template = TEMPLATES.get_template("report/page.html.j2")
     page = template.render(
         run=run,
@@ -116,8 +129,11 @@ def page_of(
         domain=_kind(run.domain),
         releases=releases,
         curve=_curve(report),
-        dropped=dropped,
-        missing=missing,
+        first=first,
+        further=further,
+        comparison=run.comparison,
+        missed=_missed(report),
+        rounds=_round_lines(report),
         learned=_learned(run),
         sized=_sized(run),
         numbers=_numbers(run),
@@ -130,6 +146,65 @@ def page_of(
 
 
 # ----------------------------------------------------------------- a run for its page
+
+
+class Notice(NamedTuple):
+    """A notice at the top of a page."""
+
+    kind: str  # bad, caution or fact
+    about: str
+    words: str
+
+
+class Failure(NamedTuple):
+    """Where a run ended before its last round."""
+
+    number: int  # of the round, from 1; 0 if none began
+    missing: list[str]  # clients that did not answer in it, with their reasons
+    spent: float | None  # most epsilon that clients have spent
+
+
+class RoundLine(NamedTuple):
+    """A line of the table of rounds: one round, or several that were alike."""
+
+    first: int
+    last: int
+    answered: int
+    missing: int
+    factor: float  # of the noise's standard deviation to the planned one
+    is_lost: bool
+
+    @property
+    def asked(self) -> int:
+        """Number of clients that were asked."""
+        return self.answered + self.missing
+
+
+class Missed(NamedTuple):
+    """A round that a client missed."""
+
+    round: int
+    node_id: int
+
+
+class ProfileLine(NamedTuple):
+    """A column in the profile of a cluster."""
+
+    column: str
+    value: str
+    mean: str
+    deviation: float
+
+
+class SizeRow(NamedTuple):
+    """The size of a cluster, and its interval where it is known."""
+
+    cluster: int
+    size: float
+    low: float
+    high: float
+    share: float
+    kind: str  # of `SizeReport.bounds_kept`; empty without bounds
 
 
 @dataclass(frozen=True)
@@ -147,6 +222,49 @@ class Outcome:
     sizes: SizeReport | None
     not_private: str | None
     synopsis: Synopsis | None = None
+
+    @cached_property
+    def profiles(self) -> tuple[ColumnProfile, ...]:
+        """The profile of each column as people name it; empty without centroids."""
+        if self.centroids is None:
+            return ()
+        counts = self._weights
+        found = column_profiles(self.centroids, counts, self.domain, self.columns)
+        if len(found) < len(self.columns):  # a category is several columns of the box
+            return found
+        names = map(printable, self.columns)
+        pairs = zip(found, names, strict=True)
+        return tuple(replace(profile, name=name) for profile, name in pairs)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """A name for each cluster in words; empty without centroids."""
+        if self.centroids is None:
+            return ()
+        counts = self._weights
+        return cluster_names(self.centroids, counts, self.domain, self.columns)
+
+    @property
+    def _weights(self) -> FloatArray:
+        if self.counts is None:
+            return np.ones(self.n_clusters)
+        return self.counts
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns as people name them: a category is one."""
+        if isinstance(self.domain, Box):
+            return len(self.domain.factors())
+        return len(self.columns)
+
+    @property
+    def size_interval(self) -> FloatArray | None:
+        """Least and largest size of each cluster, (k, 2); ``None`` if it is not known."""
+        if self.sizes is not None:
+            return self.sizes.interval
+        if self.counts is None:
+            return None
+        return self.report.size_interval(self.counts)
 
     @property
     def is_private(self) -> bool:
@@ -427,21 +545,96 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
             colour=colour_of(centroids[cluster]) if run.are_colours else None,
         )
         dots.append(dot)
-    last = _last_row(run)
-    columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
-    cells = [texts(values) for _, values in columns]
-    shown = run.order[:MAX_ROWS].tolist()
     return {
-        "shown": shown,
-        "columns": [name for name, _ in columns],
-        "rows": [[column[cluster] for column in cells] for cluster in shown],
-        "bounds": last[: MAX_COLUMNS + 1],
+        **_table(run),
+        **_profiles(run),
         "weights": _weights(run),
         "shares": (sizes / (sizes.sum() or 1.0)).tolist(),
-        "widths": (100 * relative).tolist(),
         "axes": axes,
         "dots": dots,
     }
+
+
+def _table(run: Outcome) -> dict[str, Any]:
+    """Return the shown clusters, and their rows of the table of centroids."""
+    columns = run.profiles[:MAX_COLUMNS]
+    cells = [_cells(column) for column in columns]
+    shown = run.order[:MAX_ROWS].tolist()
+    return {
+        "shown": shown,
+        "columns": [column.name for column in columns],
+        "n_columns": len(run.profiles),
+        "rows": [[column[cluster] for column in cells] for cluster in shown],
+        "mean": ["all clusters", *map(_mean, columns)],
+        "bounds": _last_row(run)[: MAX_COLUMNS + 1],
+    }
+
+
+def _cells(column: ColumnProfile) -> list[str]:
+    """Return the value of each cluster in a column, in the user's units.
+
+    A category has its most frequent levels.
+    """
+    if not column.is_category:
+        (row,) = column.rows
+        if row.kind == "date":
+            return list(row.texts)
+        if row.kind == "logarithm":
+            return texts((10.0**row.values).tolist())
+        return texts(row.values.tolist())
+    shares = np.array([row.values for row in column.rows])
+    cells = []
+    for own in shares.T:
+        cells.append(_levels(column, own))
+    return cells
+
+
+def _levels(column: ColumnProfile, shares: FloatArray) -> str:
+    """Return the most frequent levels of a category in words, of their shares, (m,)."""
+    order = np.argsort(-shares, kind="stable")[:_MOST_LEVELS].tolist()
+    words = []
+    for level in order:
+        if words and shares[level] < _LEAST_SHARE:
+            break
+        share = column.rows[level].text(float(shares[level]))
+        words.append(f"{column.levels[level]} {share}")
+    return ", ".join(words)
+
+
+def _mean(column: ColumnProfile) -> str:
+    """Return the mean of all clusters in a column, in the user's units."""
+    if column.is_category:
+        return _levels(column, np.array([row.mean for row in column.rows]))
+    (row,) = column.rows
+    return row.text(row.mean)
+
+
+def _profiles(run: Outcome) -> dict[str, Any]:
+    """Return the clusters and columns of the picture of profiles, and its scale."""
+    columns = most_separating(run.profiles)[:_PROFILE_COLUMNS]
+    cards = []
+    for cluster in run.order[:_PROFILE_CLUSTERS].tolist():
+        lines = [_profile_line(column, cluster) for column in columns]
+        cards.append((cluster, lines))
+    return {
+        "cards": cards,
+        "n_profile_columns": len(columns),
+        "most": largest_deviation(columns),
+    }
+
+
+def _profile_line(column: ColumnProfile, cluster: int) -> ProfileLine:
+    """Return the line of a column in the profile of a cluster."""
+    level = 0
+    if column.is_category:
+        level = int(np.argmax([row.values[cluster] for row in column.rows]))
+    row = column.rows[level]
+    return ProfileLine(
+        column.name,
+        column.texts[cluster],
+        row.text(row.mean),
+        float(row.deviations[cluster]),
+    )
 
 
 def _kind(domain: Domain) -> str:
@@ -461,11 +654,11 @@ def _last_row(run: Outcome) -> list[str]:
     if not isinstance(domain, Box):
         cells = [f"{coordinate:.4g}" for coordinate in domain.center]
         return [f"within {domain.radius:.4g} of", *cells]
-    corners = np.array([domain.lower, domain.upper])
     cells = []
-    for _, pair in readable(corners, domain, run.columns):
-        both = [e if isinstance(e, str) else f"{e:.4g}" for e in pair]
-        cells.append(" to ".join(both))
+    for column in run.profiles:
+        row = column.rows[0]
+        both = f"{row.text(row.low)} to {row.text(row.high)}"
+        cells.append("" if column.is_category else both)
     return ["bounds", *cells]
 
 
@@ -478,26 +671,129 @@ def _weights(run: Outcome) -> str:
 
 
 def _sized(run: Outcome) -> dict[str, Any] | None:
-    """Return the bounds on sizes, the shown clusters with the largest first, and their axis."""
+    """Return the sizes of the shown clusters with the largest first, and their axis."""
     sizes = run.sizes
-    if sizes is None:
+    counts = run.counts
+    if sizes is not None:
+        counts = np.array(sizes.counts)
+    if counts is None:
         return None
-    least = sizes.min_size or None
-    most = sizes.max_size
-    order = np.argsort(-np.array(sizes.counts), kind="stable")
-    if len(order) > MAX_ROWS:  # then those nearest to a bound
-        low, high = sizes.interval.T
+    interval = run.size_interval
+    low, high = (counts, counts) if interval is None else interval.T
+    least = None
+    most = None
+    order = np.argsort(-counts, kind="stable")
+    if sizes is not None:
+        least = sizes.min_size or None
+        most = sizes.max_size
+    if sizes is not None and len(order) > MAX_ROWS:  # then those nearest to a bound
         room = low - sizes.min_size
         if most is not None:
             room = np.minimum(room, most - high)
         tightest = np.argsort(room, kind="stable")[:MAX_ROWS]
         order = order[np.isin(order, tightest)]
-    bounds = [bound for bound in (least, most) if bound is not None]
-    shown = sizes.interval[order].ravel().tolist()
-    axis = around([*shown, *bounds], "records")
-    # Noisy intervals can begin below 0, but sizes cannot be negative.
-    axis = Axis("records", max(axis.low, 0.0), axis.high)
-    return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
+    order = order[:MAX_ROWS]
+    shares = weights_of(counts)
+    rows = []
+    for cluster in order.tolist():
+        row = SizeRow(
+            cluster,
+            float(counts[cluster]),
+            float(low[cluster]),
+            float(high[cluster]),
+            float(shares[cluster]),
+            "" if sizes is None else sizes.bounds_kept[cluster],
+        )
+        rows.append(row)
+    bounds = [float(bound) for bound in (least, most) if bound is not None]
+    longest = max(*(row.high for row in rows), *(row.size for row in rows), 1.0)
+    # From 0, so that the lengths of bars compare as the sizes do.
+    axis = Axis(run.report.counted, 0.0, 1.05 * max(longest, *bounds, 1.0))
+    return {
+        "least": least,
+        "most": most,
+        "rows": rows,
+        "axis": axis,
+        "is_known": interval is not None,
+        "margin": None if interval is None else _margin(run, counts),
+    }
+
+
+def _margin(run: Outcome, counts: FloatArray) -> float:
+    """Return the half width of the sizes' intervals, in records."""
+    if run.sizes is not None:
+        return run.sizes.margin
+    return run.report.size_margin(len(counts)) or 0.0
+
+
+def _round_lines(report: Report) -> list[RoundLine]:
+    """Return a line for each round, or for several in which all clients answered alike."""
+    away = Counter(entry.round for entry in _missed(report))
+    eventful = {entry.round for entry in (*report.dropped, *report.incidents)}
+    lines: list[RoundLine] = []
+    numbered = enumerate(zip(report.answers, report.factors, strict=False), 1)
+    for number, (answered, factor) in numbered:
+        is_lost = number in report.lost_rounds
+        is_quiet = number not in eventful and not is_lost
+        line = RoundLine(number, number, answered, away[number], factor, is_lost)
+        before = lines[-1] if lines else None
+        if before is not None and is_quiet and before.last not in eventful:
+            if before == line._replace(first=before.first, last=before.last):
+                lines[-1] = before._replace(last=number)
+                continue
+        lines.append(line)
+    return lines
+
+
+def _missed(report: Report) -> set[Missed]:
+    """Return the rounds that clients missed, each once."""
+    return {Missed(entry.round, entry.node_id) for entry in report.dropped}
+
+
+def _failure(run: Outcome) -> Failure | None:
+    """Return where an unfinished run ended; ``None`` of a finished one."""
+    report = run.report
+    if run.is_finished:
+        return None
+    number = report.n_rounds + 1 if report.attempts else 0
+    entries = {}
+    for entry in (*report.dropped, *report.incidents):
+        if entry.round == number:
+            entries[entry.node_id] = entry
+    missing = []
+    for entry in entries.values():
+        who = f"node {entry.node_id}"
+        if entry.client >= 0:
+            who = f"client {entry.client}"
+        missing.append(f"{who} ({entry.reason.rstrip('.')})")
+    spent = None
+    if number and report.is_private:
+        spent = replace(report.plan, rounds=report.plan.rounds[:number]).epsilon()
+    return Failure(number, missing, spent)
+
+
+def _notices(run: Outcome) -> tuple[list[Notice], list[Notice]]:
+    """Return the notices that a reader must know first, and further ones.
+
+    All of those that deny something are among the first.
+    """
+    report = run.report
+    n_missed = len({entry.node_id for entry in report.dropped})
+    lines = lines_of(
+        "report/notices.txt.j2",
+        run=run,
+        report=report,
+        failure=_failure(run),
+        n_missed=n_missed,
+    )
+    found: list[Notice] = []
+    for line in lines:
+        if line.strip():
+            kind, about, words = line.split(" | ", 2)
+            found.append(Notice(kind, about, words))
+    n_bad = sum(notice.kind == "bad" for notice in found)
+    most = max(n_bad, _MOST_NOTICES)
+    return found[:most], found[most:]
 
 
 def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:

@@ -398,15 +398,20 @@ class Report(Proceedings):
         ``counts``, (k,), are the noisy sizes. All k intervals hold at once with probability
         0.95 over the noise. ``None`` if its scale is not known.
         """
+        margin = self.size_margin(len(counts))
+        if margin is None:
+            return None
+        return size_intervals(counts, margin)
+
+    def size_margin(self, n_clusters: int) -> float | None:
+        """Return the half width of the intervals of `size_interval`, in records."""
         if self.size_noise is None:
             return None
-        last = self.plan.rounds[-1]
         is_laplace = any(
             release.mechanism == "laplace" and "counts" in release.blocks
-            for release in last
+            for release in self.plan.rounds[-1]
         )
-        margin = size_margin(self.size_noise, len(counts), is_laplace)
-        return size_intervals(counts, margin)
+        return size_margin(self.size_noise, n_clusters, is_laplace)
 
     @property
     def guarantee_holds(self) -> bool:
