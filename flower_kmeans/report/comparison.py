@@ -1,0 +1,388 @@
+"""A clustering beside k-means without privacy and beside one cluster.
+
+All costs are sums of squared distances of the same records in the space that was
+clustered, without clipping. They are exact, and so not private: only who holds all records
+can compute them, as in a simulation.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+
+from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
+from flower_kmeans.algorithms.numerics.groups import Groups
+from flower_kmeans.algorithms.numerics.initialization import sphere_packing
+from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.data.domain import Domain, squared_norms
+from flower_kmeans.errors import DataError
+from flower_kmeans.threads import single_threaded_blas
+
+Verdict = Literal[
+    "as good as without privacy", "usable", "mostly noise", "worse than one cluster"
+]
+
+GOOD = 0.05
+"""Largest lost gain of clusters that are as good as without privacy."""
+USABLE = 0.25
+"""Largest lost gain of usable clusters."""
+
+# k-means draws its starts from a sample of records, and improves the best of them on a
+# larger sample. Both have at least so many records for each cluster.
+_START_RECORDS = 10_000
+_STEP_RECORDS = 100_000
+_PER_CLUSTER = 20
+_STARTS = 10
+_START_STEPS = 20
+_STEPS = 50
+_FEWEST_STEPS = 5
+_UNSEEN = 5  # placements of centroids that see no record, of which the best counts
+_UNSEEN_BITS = 16
+_WORK = 2**33  # products of coordinates, which take seconds
+_BLOCK_NUMBERS = 2**18
+_MASS_STEPS = 2**20  # an integer weight for the weight 1
+# A smaller mean squared distance, for each column, is the rounding of a run's grid.
+_GRID_ROUNDING = 2.0**-33
+_NO_GAIN = 1e-6  # of the cost of one cluster
+
+_SENTENCES: dict[Verdict, str] = {
+    "as good as without privacy": "The clusters are as good as without privacy",
+    "usable": "The clusters are usable",
+    "mostly noise": "The clusters are mostly noise",
+    "worse than one cluster": "The clusters are worse than one cluster of all records",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The cost of a clustering beside k-means without privacy and beside one cluster.
+
+    Costs are sums of squared distances in squared units of the scaled domain, as
+    `Clustering.cost` has them. They are exact, and not private.
+
+    Attributes
+    ----------
+    cost : float
+        Of the clustering.
+    kmeans_cost : float
+        Of k-means without privacy, with as many clusters.
+    one_cluster_cost : float
+        Of one cluster around the mean of all records.
+    n_records : int
+        Number of records.
+    unseen_cost : float or None
+        Of as many centroids, far from each other in the domain, that no record moved.
+    has_bounds : bool
+        Whether the clustering has bounds on its sizes, which k-means does not keep.
+    """
+
+    cost: float
+    kmeans_cost: float
+    one_cluster_cost: float
+    n_records: int
+    unseen_cost: float | None = None
+    has_bounds: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The cost in costs of k-means; 1 if both are 0."""
+        return _quotient(self.cost, self.kmeans_cost)
+
+    @property
+    def one_cluster_ratio(self) -> float:
+        """The cost of one cluster in costs of k-means; 1 if both are 0."""
+        return _quotient(self.one_cluster_cost, self.kmeans_cost)
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether k-means costs less than one cluster: not for k = 1 or equal records."""
+        gain = self.one_cluster_cost - self.kmeans_cost
+        return gain > _NO_GAIN * self.one_cluster_cost
+
+    @property
+    def lost_gain(self) -> float:
+        """The part of k-means' gain over one cluster that the clustering lost.
+
+        0 is as good as k-means, and 1 is as bad as one cluster. If k-means has no gain,
+        it is the cost above that of k-means, in costs of k-means.
+        """
+        return self._lost_against(self.one_cluster_cost)
+
+    @property
+    def largest_lost_gain(self) -> float:
+        """The lost gain over one cluster, or over centroids that saw no record.
+
+        The larger one: with many clusters, any centroids gain much over one cluster.
+        """
+        if not self._has_better_unseen or self.unseen_cost is None:
+            return self.lost_gain
+        return self._lost_against(self.unseen_cost)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The comparison in words: `largest_lost_gain` against `GOOD` and `USABLE`."""
+        lost = self.largest_lost_gain
+        if self.lost_gain >= 1:
+            return "worse than one cluster"
+        if lost <= GOOD:
+            return "as good as without privacy"
+        if lost <= USABLE:
+            return "usable"
+        return "mostly noise"
+
+    @property
+    def text(self) -> str:
+        """The verdict and its numbers, as a sentence for a user."""
+        return f"{_SENTENCES[self.verdict]}: {self._numbers}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers and words as plain values."""
+        return {
+            "cost": self.cost,
+            "kmeans_cost": self.kmeans_cost,
+            "one_cluster_cost": self.one_cluster_cost,
+            "n_records": self.n_records,
+            "unseen_cost": self.unseen_cost,
+            "has_bounds": self.has_bounds,
+            "ratio": self.ratio,
+            "one_cluster_ratio": self.one_cluster_ratio,
+            "lost_gain": self.lost_gain,
+            "largest_lost_gain": self.largest_lost_gain,
+            "verdict": self.verdict,
+            "text": self.text,
+        }
+
+    def _lost_against(self, other: float) -> float:
+        if not self.has_gain or other <= self.kmeans_cost:
+            return self.ratio - 1
+        return (self.cost - self.kmeans_cost) / (other - self.kmeans_cost)
+
+    @property
+    def _has_better_unseen(self) -> bool:
+        if self.unseen_cost is None or not self.has_gain:
+            return False
+        return self.kmeans_cost < self.unseen_cost < self.one_cluster_cost
+
+    @property
+    def _numbers(self) -> str:
+        if self.one_cluster_cost == 0:
+            return "all records are equal"
+        kmeans = "k-means without privacy"
+        if self.has_bounds:
+            kmeans += " and without bounds on sizes"
+        if self.kmeans_cost == 0:
+            parts = [
+                f"{kmeans} has a cluster for each different record, and so no cost",
+                f"the cost is {100 * self.cost / self.one_cluster_cost:.2g}% of that of one cluster",
+            ]
+        elif not self.has_gain:
+            parts = [f"cost {_times(self.ratio)} {kmeans}, which gains nothing"]
+            return "; ".join(parts) + " over one cluster"
+        else:
+            parts = [
+                f"cost {_times(self.ratio)} {kmeans}",
+                f"one cluster is {_times(self.one_cluster_ratio)}",
+            ]
+            if self._has_better_unseen and self.unseen_cost is not None:
+                unseen = self.unseen_cost / self.kmeans_cost
+                parts.append(
+                    f"{_times(unseen)} is reached by centroids that saw no record"
+                )
+        parts.append(f"lost gain {_rounded(self.largest_lost_gain)}")
+        return "; ".join(parts)
+
+
+def _quotient(cost: float, other: float) -> float:
+    if other > 0:
+        return cost / other
+    if cost > 0:
+        return inf
+    return 1.0
+
+
+def _times(ratio: float) -> str:
+    if ratio < 100:
+        return f"{ratio:.2f} times"
+    return f"{ratio:,.0f} times"
+
+
+def _rounded(lost: float) -> str:
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return f"{round(lost, 2) + 0.0:.2f}"
+
+
+# ---------------------------------------------------------------------------- the costs
+
+
+def compared(
+    records: FloatArray,
+    squares: FloatArray,
+    domain: Domain,
+    n_clusters: int,
+    masses: FloatArray,
+    seed: int,
+    has_bounds: bool = False,
+) -> Comparison:
+    """Return the comparison of a clustering with k-means and with one cluster.
+
+    Parameters
+    ----------
+    records : ndarray of shape (n, d)
+        In the user's units, as distances compare them (`Domain.compared`).
+    squares : ndarray of shape (n,)
+        Squared distances of records to the clustering's centroids, in scaled units.
+    domain : Box, Ball or Sphere
+    n_clusters : int
+        Number of clusters of the clustering, and of k-means.
+    masses : ndarray of shape (n,)
+        Weights of the records, in [0, 1].
+    seed : int
+        Seed of the samples and starts of k-means, and of the unseen centroids.
+    has_bounds : bool
+        Whether the clustering has bounds on its sizes.
+
+    Raises
+    ------
+    DataError
+        If no record has a weight above 0.
+    """
+    counts = masses > 0
+    if not counts.any():
+        raise DataError(
+            "Expected X with at least one record of a weight above 0, to compare. Got none."
+        )
+    points = domain.scaled(records[counts])
+    masses = masses[counts]
+    space = _Space(points, masses, domain)
+    mean = space.means(np.zeros(len(points), dtype=np.int64), np.zeros((1, 1)))
+    one_cluster = space.cost(mean)
+    kmeans = space.cost(_kmeans(space, n_clusters, seed))
+    unseen = [
+        space.cost(_unseen(domain, n_clusters, seed + i)) for i in range(_UNSEEN)
+    ]
+    own = float(masses @ squares[counts])
+    return Comparison(
+        cost=space.without_rounding(own),
+        # One cluster is a clustering with k centroids that are equal.
+        kmeans_cost=min(kmeans, one_cluster),
+        one_cluster_cost=one_cluster,
+        n_records=len(records),
+        unseen_cost=min(unseen),
+        has_bounds=has_bounds,
+    )
+
+
+class _Space:
+    """Scaled records, (n, d), with their masses, (n,), and the rules of their domain."""
+
+    def __init__(self, points: FloatArray, masses: FloatArray, domain: Domain) -> None:
+        self.points = points
+        self.masses = masses
+        self.domain = domain
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def sample(self, n_records: int, rng: np.random.Generator) -> "_Space":
+        """Return random records without repetition, or all if there are not so many."""
+        if n_records >= len(self):
+            return self
+        rows = np.sort(rng.choice(len(self), n_records, replace=False))
+        return _Space(self.points[rows], self.masses[rows], self.domain)
+
+    def labels(self, centers: FloatArray) -> IntArray:
+        """Return the nearest centre of each record, (n,)."""
+        shift = centers.mean(axis=0)  # far from the origin products would lose digits
+        moved = centers - shift
+        norms = squared_norms(moved)
+        found = np.empty(len(self), dtype=np.int64)
+        step = max(1, _BLOCK_NUMBERS // max(moved.shape))
+        for start in range(0, len(self), step):
+            block = self.points[start : start + step] - shift
+            scores = norms - 2 * (block @ moved.T)
+            found[start : start + step] = scores.argmin(axis=1)
+        return found
+
+    def cost(self, centers: FloatArray) -> float:
+        """Return the sum of masses times squared distances to the nearest centres."""
+        labels = self.labels(centers)
+        total = 0.0
+        step = max(1, _BLOCK_NUMBERS // centers.shape[1])
+        for start in range(0, len(self), step):
+            rows = slice(start, start + step)
+            residuals = self.points[rows] - centers[labels[rows]]
+            total += float(self.masses[rows] @ squared_norms(residuals))
+        return self.without_rounding(total)
+
+    def without_rounding(self, cost: float) -> float:
+        """Return a cost, or 0 if it is not larger than the rounding of a run's grid."""
+        rounding = self.masses.sum() * self.points.shape[1] * _GRID_ROUNDING
+        return cost if cost > rounding else 0.0
+
+    def means(self, labels: IntArray, centers: FloatArray) -> FloatArray:
+        """Return the centre of each group, (k, d). An empty group keeps its centre."""
+        groups = Groups(labels, len(centers))
+        sizes = groups.sums(self.masses)[:, None]
+        sums = groups.sums(self.points * self.masses[:, None])
+        found = np.where(sizes > 0, sums / np.maximum(sizes, 1e-300), centers)
+        return self.domain.scaled(self.domain.as_centroids(found))
+
+
+def _kmeans(space: _Space, n_clusters: int, seed: int) -> FloatArray:
+    """Return scaled centroids, (k, d), of k-means without privacy.
+
+    The best of ten starts by greedy k-means++ on a sample, then Lloyd's steps on a larger
+    sample until no record changes its cluster, at most 50. A small data set is its own
+    sample. The number of starts and of steps depends on sizes alone.
+    """
+    rng = np.random.default_rng(seed)
+    least = _PER_CLUSTER * n_clusters
+    large = space.sample(max(_STEP_RECORDS, least), rng)
+    small = large.sample(max(_START_RECORDS, least), rng)
+    centers = _best_start(small, n_clusters, seed)
+    n_steps = _WORK // (large.points.size * n_clusters)
+    labels = large.labels(centers)
+    with single_threaded_blas():
+        for _ in range(int(np.clip(n_steps, _FEWEST_STEPS, _STEPS))):
+            centers = large.means(labels, centers)
+            before = labels
+            labels = large.labels(centers)
+            if (labels == before).all():
+                break
+    return centers
+
+
+def _best_start(space: _Space, n_clusters: int, seed: int) -> FloatArray:
+    """Return scaled centroids, (k, d), of the best start of weighted k-means on integers."""
+    points = space.points
+    n_columns = points.shape[1]
+    low = points.min(axis=0)
+    high = points.max(axis=0)
+    middle = low / 2 + high / 2
+    reach = float((high - middle).max())
+    if reach == 0:  # all records are equal
+        return np.repeat(middle[None], n_clusters, axis=0)
+    # The largest B with 4 d B^2 <= 2^53.
+    largest = np.floor(np.sqrt(2.0**51 / n_columns))
+    grid = np.clip(np.rint((points - middle) / reach * largest), -largest, largest)
+    heaviest = space.masses.max()
+    masses = np.rint(space.masses / heaviest * _MASS_STEPS).astype(np.int64)
+    n_starts = _WORK // (points.size * n_clusters * _START_STEPS)
+    found = grid_kmeans(
+        grid,
+        masses,
+        n_clusters,
+        np.random.Philox(key=seed),
+        n_starts=int(np.clip(n_starts, 1, _STARTS)),
+        n_steps=_START_STEPS,
+    )
+    centers = found.points / largest * reach + middle
+    return space.domain.scaled(space.domain.as_centroids(centers))
+
+
+def _unseen(domain: Domain, n_clusters: int, seed: int) -> FloatArray:
+    """Return scaled centroids, (k, d), far from each other, without a look at records."""
+    widths = domain.grid_half_widths(_UNSEEN_BITS)
+    packed = sphere_packing(n_clusters, widths, seed)
+    return domain.place(domain.from_unit(packed / 2.0**_UNSEEN_BITS))
