@@ -22,8 +22,9 @@ from flower_kmeans.data.domain import Box, Domain, Sphere
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.files import printable
 from flower_kmeans.parameters import require_type
-from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.report.clustering import Clustering, FinishedRun
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.profiles import (
@@ -49,6 +50,7 @@ _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
 _MOST_LEAVES = 60
 _MOST_NOTICES = 5
+_NAMED_CLIENTS = 5
 _PROFILE_COLUMNS = 12
 _PROFILE_CLUSTERS = 20
 # of a category: levels in a cell of the table, and their least share but for the first
@@ -64,6 +66,7 @@ def html_report(
     title: str | None = None,
     facts: Sequence[tuple[str, str]] = (),
     not_private: str | None = None,
+    comparison: Comparison | None = None,
 ) -> str:
     """Return a run's report as one HTML page that fetches nothing and holds no script.
 
@@ -86,6 +89,9 @@ def html_report(
         from records.
     not_private : str, optional
         Sentence on why the run was not private in spite of its noise.
+    comparison : Comparison, optional
+        Of the result with k-means without privacy. It is exact, and so not private: only
+        for a simulation.
 
     Returns
     -------
@@ -100,7 +106,10 @@ def html_report(
     RunError
         If the strategy has not started.
     """
+    if comparison is not None:
+        require_type("comparison", comparison, Comparison, "a Comparison")
     outcome = _outcome_of(run, result, columns, not_private)
+    outcome = replace(outcome, comparison=comparison)
     return page_of(outcome, title, facts, outcome.report.versions)
 
 
@@ -116,9 +125,6 @@ def page_of(
     are those of `html_report`.
     """
     report = run.report
-    releases = []
-    for t, group in enumerate(report.plan.rounds, 1):
-        releases += [(t, each) for each in group]
     first, further = _notices(run)
     template = TEMPLATES.get_template("report/page.html.j2")
     page = template.render(
@@ -127,7 +133,7 @@ def page_of(
         title=title,
         facts=facts,
         domain=_kind(run.domain),
-        releases=releases,
+        releases=_release_lines(report.plan),
         curve=_curve(report),
         first=first,
         further=further,
@@ -148,10 +154,13 @@ def page_of(
 # ----------------------------------------------------------------- a run for its page
 
 
+_KINDS = ("bad", "caution", "fact")
+
+
 class Notice(NamedTuple):
     """A notice at the top of a page."""
 
-    kind: str  # bad, caution or fact
+    kind: str  # one of `_KINDS`, the most serious first
     about: str
     words: str
 
@@ -160,8 +169,18 @@ class Failure(NamedTuple):
     """Where a run ended before its last round."""
 
     number: int  # of the round, from 1; 0 if none began
-    missing: list[str]  # clients that did not answer in it, with their reasons
+    n_missing: int  # clients that did not answer in it
+    reasons: list[str]  # these clients and why, a sentence for each reason
     spent: float | None  # most epsilon that clients have spent
+
+
+class ReleaseLine(NamedTuple):
+    """A release of one round, or of several in which all releases are the same."""
+
+    first: int
+    last: int
+    release: Release
+    share: float | None  # of the cost, of all these rounds together
 
 
 class RoundLine(NamedTuple):
@@ -222,6 +241,7 @@ class Outcome:
     sizes: SizeReport | None
     not_private: str | None
     synopsis: Synopsis | None = None
+    comparison: Comparison | None = None
 
     @cached_property
     def profiles(self) -> tuple[ColumnProfile, ...]:
@@ -428,6 +448,27 @@ def cost_shares(plan: PrivacyPlan) -> list[float | None]:
     return [None] * len(costs)
 
 
+def _release_lines(plan: PrivacyPlan) -> list[ReleaseLine]:
+    """Return the releases of a plan, those of equal rounds in a row in one line."""
+    shares = iter(cost_shares(plan))
+    lines: list[ReleaseLine] = []
+    before: tuple[Release, ...] = ()
+    for number, group in enumerate(plan.rounds, 1):
+        of_group = [next(shares) for _ in group]
+        if group and group == before:
+            for place, share in enumerate(of_group, len(lines) - len(group)):
+                line = lines[place]
+                total = None
+                if line.share is not None and share is not None:
+                    total = line.share + share
+                lines[place] = line._replace(last=number, share=total)
+            continue
+        before = group
+        for release, share in zip(group, of_group, strict=True):
+            lines.append(ReleaseLine(number, number, release, share))
+    return lines
+
+
 def colour_of(centroid: FloatArray) -> str:
     """Return the hexadecimal name of the colour of red, green and blue, (3,), in 0 to 255."""
     rounded = np.clip(np.rint(centroid), 0, 255)
@@ -563,6 +604,7 @@ def _table(run: Outcome) -> dict[str, Any]:
     return {
         "shown": shown,
         "columns": [column.name for column in columns],
+        "numbers": [i for i, column in enumerate(columns) if not column.is_category],
         "n_columns": len(run.profiles),
         "rows": [[column[cluster] for column in cells] for cluster in shown],
         "mean": ["all clusters", *map(_mean, columns)],
@@ -647,10 +689,13 @@ def _kind(domain: Domain) -> str:
 
 
 def _last_row(run: Outcome) -> list[str]:
-    """Return the bounds below the table of centroids: a name, and a cell for each column."""
+    """Return the bounds below the table of centroids: a name, and a cell for each column.
+
+    A sphere has none.
+    """
     domain = run.domain
     if isinstance(domain, Sphere):
-        return ["directions", *([""] * domain.n_features)]
+        return []
     if not isinstance(domain, Box):
         cells = [f"{coordinate:.4g}" for coordinate in domain.center]
         return [f"within {domain.radius:.4g} of", *cells]
@@ -756,20 +801,26 @@ def _failure(run: Outcome) -> Failure | None:
     if run.is_finished:
         return None
     number = report.n_rounds + 1 if report.attempts else 0
-    entries = {}
-    for entry in (*report.dropped, *report.incidents):
-        if entry.round == number:
-            entries[entry.node_id] = entry
-    missing = []
+    entries = {
+        entry.node_id: entry
+        for entry in (*report.dropped, *report.incidents)
+        if entry.round == number
+    }
+    by_reason: dict[str, list[str]] = {}
     for entry in entries.values():
         who = f"node {entry.node_id}"
         if entry.client >= 0:
             who = f"client {entry.client}"
-        missing.append(f"{who} ({entry.reason.rstrip('.')})")
+        by_reason.setdefault(entry.reason, []).append(who)
+    reasons = []
+    for reason, names in by_reason.items():
+        more = len(names) - _NAMED_CLIENTS
+        shown = names[:_NAMED_CLIENTS] + ([f"{more} more"] if more > 0 else [])
+        reasons.append(f"{', '.join(shown).capitalize()}: {reason}")
     spent = None
     if number and report.is_private:
         spent = replace(report.plan, rounds=report.plan.rounds[:number]).epsilon()
-    return Failure(number, missing, spent)
+    return Failure(number, len(entries), reasons, spent)
 
 
 def _notices(run: Outcome) -> tuple[list[Notice], list[Notice]]:
@@ -791,6 +842,7 @@ def _notices(run: Outcome) -> tuple[list[Notice], list[Notice]]:
         if line.strip():
             kind, about, words = line.split(" | ", 2)
             found.append(Notice(kind, about, words))
+    found.sort(key=lambda notice: _KINDS.index(notice.kind))
     n_bad = sum(notice.kind == "bad" for notice in found)
     most = max(n_bad, _MOST_NOTICES)
     return found[:most], found[most:]
@@ -887,7 +939,6 @@ _FUNCTIONS = (
     PlotFrame,
     colour_of,
     column_parts,
-    cost_shares,
     detection,
     whole,
     zip,
