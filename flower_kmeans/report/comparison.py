@@ -258,9 +258,7 @@ def compared(
     mean = space.means(np.zeros(len(points), dtype=np.int64), np.zeros((1, 1)))
     one_cluster = space.cost(mean)
     kmeans = space.cost(_kmeans(space, n_clusters, seed))
-    unseen = [
-        space.cost(_unseen(domain, n_clusters, seed + i)) for i in range(_UNSEEN)
-    ]
+    unseen = [space.cost(_unseen(domain, n_clusters, seed + i)) for i in range(_UNSEEN)]
     own = float(masses @ squares[counts])
     return Comparison(
         cost=space.without_rounding(own),

@@ -12,7 +12,8 @@ from report_pages import finished, read, tables
 from flower_kmeans import Ball, Box, Clustering, html_report
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
-from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
+from flower_kmeans.report.html import TEMPLATES
+from flower_kmeans.report.shown_clusters import MAX_COLUMNS, MAX_ROWS, colour_of
 
 pytestmark = pytest.mark.claim("reading-a-report", "everything-page-public-was")
 
@@ -22,7 +23,7 @@ def report_of_a_run():
 
 
 def section_of(clustering, **options):
-    return read(html_report(clustering, **options)).the("section", id="centroids")
+    return read(html_report(clustering, **options)).the("section", id="clusters")
 
 
 def clustering_of(centroids, counts=None, domain=None, report=None):
@@ -39,18 +40,22 @@ def test_the_table_is_the_result_largest_cluster_first():
     result = clustering_of([[1.0, -20.5], [2.25, 30.0], [0.125, 0.0]], [10, -3.4, 29.6])
     rows = tables(section_of(result, columns=["age", "income"]))["Centroids"]
     assert rows == [
-        ["cluster", "noisy size", "fraction", "age", "income"],
-        ["2", "30", "74.7%", "0.125", "0.00"],
-        ["0", "10", "25.3%", "1.000", "-20.50"],
-        ["1", "-3", "0.0%", "2.250", "30.00"],
-        ["bounds", "", "", "-50 to 50", "-50 to 50"],
+        ["cluster", "age", "income"],
+        ["2: high income", "0.125", "0.00"],
+        ["0: low income", "1.000", "-20.50"],
+        ["1", "2.250", "30.00"],
+        ["all clusters", "0.346", "-5.18"],
+        ["bounds", "-50 to 50", "-50 to 50"],
     ]
 
 
 def test_sizes_without_noise_are_not_called_noisy():
     section = section_of(finished("Lloyd", "plain"))
-    assert "size" in tables(section)["Centroids"][0]
+    rows = tables(section)["Sizes and intervals"]
+    assert rows[0] == ["cluster", "size", "fraction"]
     assert "noisy" not in section.text
+    assert "these are exact sizes" in section.text
+    assert section.all("path", "reach") == []
 
 
 @pytest.mark.parametrize(
@@ -59,12 +64,12 @@ def test_sizes_without_noise_are_not_called_noisy():
         (
             Box([0, 0], [1, 2], columns=["height", "weight"]),
             ["height", "weight"],
-            ["bounds", "", "", "0 to 1", "0 to 2"],
+            ["bounds", "0 to 1", "0 to 2"],
         ),
         (
             Ball(2.5, [1, -1]),
             ["column 1", "column 2"],
-            ["within 2.5 of", "", "", "1", "-1"],
+            ["within 2.5 of", "1", "-1"],
         ),
     ],
 )
