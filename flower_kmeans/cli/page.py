@@ -16,6 +16,7 @@ from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.files import parsed_json, printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.html import page_of
 from flower_kmeans.report.outcome import Outcome
 from flower_kmeans.report.parts import part_type
@@ -46,6 +47,7 @@ def page_again(path: Path) -> str:
         versions = msgspec.convert(values["versions"], dict[str, str])
         # The server of an app writes only its report.
         page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)
+        comparison = msgspec.convert(values.get("comparison"), Comparison | None)
         columns = values.get("columns", list(found.columns))
         is_right = columns == list(found.columns)
         is_right &= values.get("n_clusters", len(found.centroids)) == len(
@@ -63,7 +65,14 @@ def page_again(path: Path) -> str:
     arrays = k, str(k), found.centroids, found.counts
     synopsis = synopsis_beside(path, found.domain)
     run = Outcome(
-        report, found.domain, columns, *arrays, page.sizes, page.not_private, synopsis
+        report,
+        found.domain,
+        columns,
+        *arrays,
+        page.sizes,
+        page.not_private,
+        synopsis,
+        comparison,
     )
     return page_of(run, None, page.facts, versions)
 

@@ -26,6 +26,7 @@ from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.progress import ProgressBar
 from flower_kmeans.protocol.kinds import held_by
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.html import elbow_shown, html_report
 from flower_kmeans.simulation import simulate
 from flower_kmeans.simulation.engines import Place, choose_engine, started
@@ -37,6 +38,8 @@ _BOUNDS_READ_OFF = (
     "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
     "epsilon and delta would hold for public bounds."
 )
+
+_EXACT = "exact, and not private: only a simulation can compute it"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ class Ended:
     clustering: Clustering
     engine: str
     seconds: float
+    # with k-means without privacy: exact, and computed from the records
+    comparison: Comparison | None = None
+    comparison_seconds: float = 0.0
 
     def statements(self, not_private: str | None) -> tuple[str, ...]:
         """Return the statements of the report, first that the run is not private."""
@@ -124,12 +130,14 @@ def run_simulation(settings: Settings, request: SimulationRequest) -> None:
     # Before the run, which may take long: an output that cannot be written must not
     # waste it.
     prepare_directory(request.output)
-    ended = _run(console, run, engine, request)
+    ended = _compared(run, _run(console, run, engine, request))
     missing = run.source.lacks_for_picture()
     files = _write(request.output, run, ended, with_picture=missing is None)
     _print_result(console, run, ended)
     picture = missing or f"{outputs.PICTURE}, which shows the records themselves"
     _print_files(console, request.output, files, picture)
+    # Last, so that it remains on the screen.
+    _print_verdict(console, ended)
 
 
 # --------------------------------------------------------------------------- inputs
@@ -327,6 +335,23 @@ def _run(
     return Ended(clustering, place, time.perf_counter() - start)
 
 
+def _compared(run: RunInputs, ended: Ended) -> Ended:
+    """Return a result with its comparison; without one if no record counts."""
+    start = time.perf_counter()
+    is_counted = ~run.domain.are_null(run.source.records)
+    if not is_counted.any():
+        return ended
+    persons = None
+    if run.persons is not None and run.source.table is not None:
+        ids = run.source.table.persons
+        persons = None if ids is None else ids[is_counted]
+    comparison = ended.clustering.compare(
+        run.source.records[is_counted], persons=persons, seed=run.seed
+    )
+    seconds = time.perf_counter() - start
+    return replace(ended, comparison=comparison, comparison_seconds=seconds)
+
+
 def _title(run: RunInputs, engine: str) -> str:
     """Return the first line that a run prints."""
     source = run.source
@@ -388,7 +413,11 @@ def _write(
     ]
     names = [printable(name) for name in run.source.columns]
     page = html_report(
-        clustering, columns=names, facts=told, not_private=run.not_private
+        clustering,
+        columns=names,
+        facts=told,
+        not_private=run.not_private,
+        comparison=ended.comparison,
     )
     report = clustering.report.to_dict() | _facts(run, ended, told)
     with written_together(output, outputs.FILES) as place:
@@ -430,6 +459,8 @@ def _facts(
         facts["statements"] = ended.statements(not_private)
     if clustering.synopsis is not None:
         facts["elbow"] = elbow_shown(clustering.synopsis, n_clusters).to_dict()
+    if ended.comparison is not None:
+        facts["comparison"] = ended.comparison.to_dict()
     sizes = clustering.size_report and clustering.size_report.to_dict()
     facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
     return facts
@@ -454,31 +485,25 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     outputs.print_warnings(console, report, ended.statements(run.not_private))
 
     records = clustering.domain.counted(run.source.records)
-    inertia = clustering.inertia(records) / max(1, len(records))
-    how_near = f"inertia {inertia:.5g} per record"
+    n_clusters = counted(len(clustering.centroids), "cluster")
+    found = f"{n_clusters} in {counted(len(records), 'record')}"
     if isinstance(run.domain, Sphere):
-        how_near = f"mean cosine similarity {1 - inertia / 2:.5g} to their centroids"
-    scaled = ""
-    if clustering.domain.common_unit is None:
-        # It is what the run made small, unlike the inertia in units of the data.
-        found = clustering.cost(records) / len(records)
-        scaled = f" in the data's units and {found:.5g} in the scaled space"
+        inertia = clustering.inertia(records) / max(1, len(records))
+        found += f", mean cosine similarity {1 - inertia / 2:.5g} to their centroids"
+        found += f" ({_EXACT})"
     cost = outputs.privacy_line(report)
     if run.not_private is not None:
         cost += " (NOT PRIVATE: bounds are from the records)"
-    _print_line(
-        console,
-        "Found",
-        f"{counted(len(clustering.centroids), 'cluster')} in "
-        f"{counted(len(records), 'record')}, {how_near}{scaled} "
-        "(exact: only a simulation can compute it)",
-    )
+    _print_line(console, "Found", found)
     if report.ranges:
         texts = [each.text for each in report.ranges]
         _print_line(console, "Ranges", shortened(texts, "; "))
     _print_line(console, "Cost", cost)
     rounds = counted(report.n_rounds, "round")
-    _print_line(console, "Run", f"{rounds} in {ended.seconds:.1f} s")
+    times = f"{rounds} in {ended.seconds:.1f} s"
+    if ended.comparison is not None:
+        times += f", and {ended.comparison_seconds:.1f} s to compare the result"
+    _print_line(console, "Run", times)
 
 
 def _print_files(
@@ -487,6 +512,14 @@ def _print_files(
     """Print which files were written, and the picture or why there is none."""
     _print_line(console, "Files", f"{output}: {', '.join(files)}")
     _print_line(console, "Picture", picture)
+
+
+def _print_verdict(console: Console, ended: Ended) -> None:
+    """Print whether the result is good, by exact costs."""
+    if ended.comparison is None:
+        _print_line(console, "Verdict", "none, because no record counts")
+    else:
+        _print_line(console, "Verdict", f"{ended.comparison.text} ({_EXACT})")
 
 
 def _print_line(console: Console, name: str, value: str) -> None:

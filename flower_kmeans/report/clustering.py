@@ -1,6 +1,6 @@
 """The result of a clustering, in the user's units."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,8 @@ from flower_kmeans.errors import (
     ConfigurationTypeError,
     DataError,
 )
+from flower_kmeans.parameters import LARGEST, integer
+from flower_kmeans.report.comparison import Comparison, compared, masses_of
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import TextTable, html_summary
 
@@ -180,6 +182,58 @@ class Clustering:
         their weights: what the run made small.
         """
         return _sum_of_squares(self._residuals(X) / self.domain.unit)
+
+    def compare(
+        self,
+        X: ArrayLike,
+        *,
+        persons: Iterable[object] | None = None,
+        weights: ArrayLike | None = None,
+        seed: int = 0,
+    ) -> Comparison:
+        """Return the cost beside k-means without privacy and beside one cluster.
+
+        The result is exact, and so not private: it is for tests with records that may be
+        seen. Every cost is that of `cost`: without clipping, in the space that was
+        clustered. k-means has as many clusters as this result. Bounds on sizes bind this
+        result alone. k-means is the best of ten starts by greedy k-means++. Of more than
+        100,000 records it is fitted on a random sample of so many, but its cost is that
+        of all records.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+            Records in the user's units, as for `predict`.
+        persons : iterable of hashable, optional
+            One id for each record, for a run with ``unit="person"``: each person then
+            weighs as much as any other one, however many records it has.
+        weights : array-like of shape (n,), optional
+            The records' weights in [0, 1], for a run with ``weighted=True``.
+        seed : int, default: 0
+            Seed of the samples and of the starts of k-means.
+
+        Returns
+        -------
+        Comparison
+            With the costs, ``lost_gain``, ``verdict`` and ``text``.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError, DataError
+            If ``X`` is as `predict` refuses it, no record has a weight above 0, there is
+            not one id or weight for each record, or ``seed`` is no integer of at least 0.
+        """
+        integer("seed", seed, 0, LARGEST)
+        squares = squared_norms(self._residuals(X) / self.domain.unit)
+        return compared(
+            in_order(X, self.domain),
+            squares,
+            self.domain,
+            len(self.centroids),
+            masses_of(len(squares), persons, weights),
+            seed,
+            has_bounds=self.weights is not None,
+        )
 
     def _residuals(self, X: ArrayLike) -> FloatArray:
         """Return records less the centroids of `predict`, (n, d), in the user's units."""

@@ -76,8 +76,8 @@ def html_report(
     not_private : str, optional
         Sentence on why the run was not private in spite of its noise.
     comparison : Comparison, optional
-        Of the result with k-means without privacy. It is exact, and so not private: only
-        for a simulation.
+        Of a simulated run, with k-means without privacy (`Clustering.compare`). It is
+        exact, and the page says so.
 
     Returns
     -------
@@ -92,8 +92,7 @@ def html_report(
     RunError
         If the strategy has not started.
     """
-    if comparison is not None:
-        require_type("comparison", comparison, Comparison, "a Comparison")
+    require_type("comparison", comparison, Comparison | None, "a Comparison")
     outcome = _outcome_of(run, result, columns, not_private)
     outcome = replace(outcome, comparison=comparison)
     return page_of(outcome, title, facts, outcome.report.versions)

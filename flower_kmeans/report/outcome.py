@@ -32,7 +32,7 @@ class Outcome:
     sizes: SizeReport | None
     not_private: str | None
     synopsis: Synopsis | None = None
-    comparison: Comparison | None = None
+    comparison: Comparison | None = None  # of a simulation: exact, and not private
 
     @cached_property
     def profiles(self) -> tuple[ColumnProfile, ...]:
