@@ -288,8 +288,6 @@ class InputRecords:
             return "none: a direction is no colour"
         if self.image is not None:
             return None
-        if len(self.columns) < 2:
-            return "none: it needs two columns"
         if find_spec("matplotlib") is None:
             return "none: it needs matplotlib (pip install 'flower-kmeans[plots]')"
         try:
@@ -299,7 +297,7 @@ class InputRecords:
         return None
 
     def draw(self, path: Path, clustering: Clustering, caption: str) -> bool:
-        """Write the photograph in its new colours, or a scatter plot of a table with two columns.
+        """Write the photograph in its new colours, or a table's records by their clusters.
 
         Return whether a picture was possible.
         """
@@ -320,7 +318,13 @@ class InputRecords:
         if self.lacks_for_picture() is not None:
             return False
         picture.save_scatter_picture(
-            path, records, labels, clustering.centroids, self.columns
+            path,
+            records,
+            labels,
+            clustering.centroids,
+            clustering.counts,
+            clustering.domain,
+            self.columns,
         )
         return True
 

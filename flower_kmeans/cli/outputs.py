@@ -21,10 +21,12 @@ from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.results import result_arrays
 from flower_kmeans.report.clustering import Clustering, readable
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import FILE_NAME
 
 PICTURE = "picture.png"
+_MOST_LISTED = 10  # clusters that are printed
 FILES = (
     "report.html",
     "report.json",
@@ -130,6 +132,33 @@ def privacy_line(report: Report) -> str:
             f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} per {report.unit}"
         )
     return f"{cost}, trust model {report.trust}"
+
+
+def print_clusters(
+    console: Console, clustering: Clustering, columns: Sequence[str]
+) -> None:
+    """Print the largest clusters, each as a line with its name and noisy size.
+
+    ``columns`` are names for a domain that has none.
+    """
+    counts = clustering.counts
+    names = cluster_names(clustering.centroids, counts, clustering.domain, columns)
+    counted = "persons" if clustering.report.unit == "person" else "records"
+    about = "about " if clustering.is_private else ""
+    digits = len(str(len(counts) - 1))
+    largest = np.argsort(-counts, kind="stable")[:_MOST_LISTED].tolist()
+    lines = []
+    for cluster in largest:
+        size = f"{max(0.0, counts[cluster]):,.0f}"
+        lines.append(f"{cluster:>{digits}}  {names[cluster]}: {about}{size} {counted}")
+    n_others = len(counts) - len(largest)
+    if n_others:
+        word = "cluster" if n_others == 1 else "clusters"
+        lines.append(f"and {n_others} smaller {word}")
+    head = "Clusters"
+    for line in lines:
+        console.print(Text.assemble((f"{head:9}", "bold"), line), soft_wrap=True)
+        head = ""
 
 
 def print_plan(

@@ -5,6 +5,7 @@ deviation of one of its parts.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.released import CONFIDENCE
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.assign import Found, read_centroids, synopsis_of
-from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
 from flower_kmeans.data.tables import data_name, read_table
@@ -26,7 +26,9 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
 from flower_kmeans.report.clustering import assigned
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.picture import colours
+from flower_kmeans.report.profiles import column_profiles, weights_of
 from flower_kmeans.report.synopsis import Synopsis
 
 if TYPE_CHECKING:
@@ -43,7 +45,11 @@ SUFFIXES = (".svg", ".png", ".pdf")
 NOT_PRIVATE = "NOT PRIVATE: of a run without noise, or with bounds from the records"
 
 _MOST_PAIRS = 6  # most columns of "pairs"
-_MOST_ROWS = 64  # most clusters or columns of the other pictures
+_MOST_ROWS = 64  # most clusters of the other pictures
+_MOST_LINES = 40  # most lines of "profiles"
+_MOST_ACROSS = 8  # clusters beside each other in "profiles"
+_HALF_CELL = 0.45  # longest bar in "profiles", where clusters are 1 apart
+_PLACE_OF_ALL = -0.7  # of the mean of all clusters in "profiles"
 _MOST_POINTS = 20_000  # most records that are drawn
 _RECORDS = "own records, not released"
 
@@ -405,47 +411,125 @@ def _sizes_of(picture: Picture) -> _Sizes:
 # --------------------------------------------------------------------- profiles
 
 
+class _Line(NamedTuple):
+    """One line of a table of profiles: a column, or one level of a category."""
+
+    label: str
+    mean: str  # of all clusters, in the user's units
+    texts: tuple[str, ...]  # (k,), values of the clusters in the user's units
+    bars: FloatArray  # (k,), differences from the mean
+    weight: float  # by which lines are ordered
+
+
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
-    """Draw the position of each centroid in each column."""
-    order = _largest(picture.found.counts)
-    values, label = _profiles(picture)
-    shown = values[order, :_MOST_ROWS]
-    names = [printable(name) for name in picture.found.columns[:_MOST_ROWS]]
-    figure.set_size_inches(3 + 0.6 * len(names), max(4.0, 2 + 0.35 * len(order)))
-    axes = figure.add_subplot()
-    # With a smaller scale, noise alone would get the strongest colours.
-    most = max(float(np.abs(shown).max()), 1.0)
-    drawn = axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    for (row, column), value in np.ndenumerate(shown):
-        ink = "white" if abs(value) > 0.6 * most else "black"
-        text = f"{round(float(value), 1) + 0.0:.1f}"  # no negative zero
-        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
-    axes.set_yticks(range(len(order)), [str(cluster) for cluster in order])
-    axes.set_ylabel("cluster, largest first")
-    axes.set_title(f"{picture.clusters} by column", fontsize=10)
-    figure.colorbar(drawn, ax=axes, label=label)
+    """Draw tables: a line for each column, and in it a value and a bar for each cluster."""
+    order = _largest(_sizes_of(picture).counts)
+    lines, unit = _profile_lines(picture)
+    shown = lines[:_MOST_LINES]
+    across = min(len(order), _MOST_ACROSS)
+    panels = [order[i : i + across] for i in range(0, len(order), across)]
+    figure.set_size_inches(
+        3.2 + 1.3 * across, 1 + (1.6 + 0.4 * len(shown)) * len(panels)
+    )
+    # With a smaller scale, noise alone would get the longest bars.
+    most = max(max(float(np.abs(line.bars).max()) for line in lines), _least(picture))
+    tables = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axes, clusters in zip(tables, panels, strict=True):
+        _draw_table(axes, picture, clusters, shown, most)
+        axes.set_xlim(-1.1, across - 0.5)
+    note = f"bars: difference from the mean of all, {unit}; one scale for all columns"
+    if len(shown) < len(lines):
+        note += f"\nthe {len(shown)} of {len(lines)} lines that separate clusters most"
+    tables[-1].set_xlabel(note, fontsize=8)
+    figure.suptitle(f"profiles of {picture.clusters}", fontsize=10)
 
 
-def _profiles(picture: Picture) -> tuple[FloatArray, str]:
-    """Return the values of each centroid by column, (k, at most d), and their unit."""
+def _draw_table(
+    axes: "Axes",
+    picture: Picture,
+    clusters: NDArray[np.int64],
+    lines: Sequence[_Line],
+    most: float,
+) -> None:
+    """Draw the lines of some clusters. A difference of ``most`` has the longest bar."""
     found = picture.found
+    shades = colours(clusters, len(found.counts))
+    heights = np.arange(len(lines), dtype=np.float64)
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
+    for height, line in zip(heights, lines, strict=True):
+        axes.text(_PLACE_OF_ALL, height, line.mean, **style)
+    for place, cluster in enumerate(clusters.tolist()):
+        bars = [_HALF_CELL * line.bars[cluster] / most for line in lines]
+        axes.barh(heights + 0.2, bars, 0.3, left=place, color=shades[place])
+        axes.vlines([place] * len(lines), heights, heights + 0.4, "gray", lw=0.5)
+        for height, line in zip(heights, lines, strict=True):
+            axes.text(place, height - 0.17, line.texts[cluster], **style)
+    for height in heights[1:]:
+        axes.axhline(height - 0.5, color="lightgray", lw=0.5)
+
+    names = cluster_names(found.centroids, found.counts, found.domain, found.columns)
+    sizes = _sizes_of(picture).counts
+    heads = [_head(picture, j, names[j], sizes) for j in clusters.tolist()]
+    places = [_PLACE_OF_ALL, *range(len(clusters))]
+    axes.xaxis.tick_top()
+    axes.set_xticks(places, ["all", *heads], fontsize=8, parse_math=False)
+    labels = [line.label for line in lines]
+    axes.set_yticks(heights, labels, fontsize=8, parse_math=False)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _head(picture: Picture, cluster: int, name: str, sizes: FloatArray) -> str:
+    """Return the number, name and size of a cluster, in lines that fit a column."""
+    about = "about " if picture.found.is_private else ""
+    lines = [str(cluster), *textwrap.wrap(name, 19)]
+    lines.append(f"{about}{max(0.0, sizes[cluster]):,.0f}")
+    return "\n".join(lines)
+
+
+def _profile_lines(picture: Picture) -> tuple[list[_Line], str]:
+    """Return the lines of the profiles, and the unit of their bars in words.
+
+    The columns in which clusters differ most are first. Levels of a category stand
+    together.
+    """
+    found = picture.found
+    profiles = column_profiles(
+        found.centroids, found.counts, found.domain, found.columns
+    )
     synopsis = picture.synopsis
+    shares = weights_of(found.counts)
+    groups = []
+    start = 0
+    for profile in profiles:
+        lines = []
+        for place, row in enumerate(profile.rows, start):
+            if row not in profile.shown_rows:
+                continue
+            mean = row.mean
+            bars = row.deviations
+            if synopsis is not None:
+                # It knows the mean and the spread of the records.
+                mean = float(_shares(synopsis) @ synopsis.means[:, place])
+                bars = (row.values - mean) / synopsis.spreads[place]
+            weight = float(np.sqrt(shares @ bars**2))
+            lines.append(_Line(row.label, row.text(mean), row.texts, bars, weight))
+        start += len(profile.rows)
+        lines.sort(key=lambda line: -line.weight)
+        groups.append(lines)
+    groups.sort(key=lambda lines: -lines[0].weight)
+    ordered = [line for lines in groups for line in lines]
     if synopsis is None:
-        return _positions(found), "position between the bounds"
-    mean = _shares(synopsis) @ synopsis.means
-    values = (found.centroids - mean) / synopsis.spreads
-    return values[:, :_MOST_ROWS], "standard deviations\nfrom the mean of all records"
+        return ordered, "in the space that was clustered"
+    return ordered, "in standard deviations of all records"
 
 
-def _positions(found: Found) -> FloatArray:
-    """Return where centroids lie between the bounds, from -1 to 1, (k, d)."""
-    domain = found.domain
-    if not isinstance(domain, Box) or domain.scale == "common":
-        return domain.scaled(found.centroids)
-    # Scaled columns end at their weights.
-    plain = Box(domain.lower, domain.upper)
-    return plain.scaled(found.centroids)
+def _least(picture: Picture) -> float:
+    """Return the least difference to which bars may be scaled."""
+    if picture.synopsis is None:
+        return float(np.finfo(np.float64).tiny)
+    return 1.0
 
 
 # --------------------------------------------------------------------- marks

@@ -483,6 +483,7 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     for line in run.source.findings():
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     outputs.print_warnings(console, report, ended.statements(run.not_private))
+    outputs.print_clusters(console, clustering, run.source.columns)
 
     records = clustering.domain.counted(run.source.records)
     n_clusters = counted(len(clustering.centroids), "cluster")

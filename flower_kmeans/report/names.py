@@ -15,6 +15,7 @@ import numpy as np
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.report.profiles import (
+    YES_AND_NO,
     ColumnProfile,
     column_profiles,
     most_separating,
@@ -41,7 +42,6 @@ _FEW = 1 / 20
 _ONE_RECORD = 1.0
 # columns that only a number tells apart mean nothing to a reader if they are more
 _MOST_NUMBERED = 20
-_YES_AND_NO = (("yes", "no"), ("true", "false"), ("1", "0"), ("y", "n"), ("t", "f"))
 
 
 def cluster_names(
@@ -151,14 +151,16 @@ class _Wording:
             rows = np.array([row.deviations for row in column.rows])[:, clusters]
             spans.append(float(np.linalg.norm(np.ptp(rows, axis=1))))
         column = self._columns[int(np.argmax(spans))]
-        name = _shortened(column.name)
-        texts = [_shortened(column.texts[cluster]) for cluster in clusters]
+        name = shorten(column.name, _MOST_OF_COLUMN)
+        texts = [
+            shorten(column.texts[cluster], _MOST_OF_COLUMN) for cluster in clusters
+        ]
         return [f" ({name} {text})" for text in texts]
 
 
 def _word(column: ColumnProfile, cluster: int) -> str:
     """Return words for a cluster's difference in a column."""
-    name = _shortened(column.name)
+    name = shorten(column.name, _MOST_OF_COLUMN)
     if column.is_category:
         return _level_word(column, cluster)
     row = column.rows[0]
@@ -183,27 +185,28 @@ def _level_word(column: ColumnProfile, cluster: int) -> str:
 
 def _level(column: ColumnProfile, level: int) -> str:
     """Return a level with its column: "ward B", or "smoker" and "not smoker"."""
-    name = _shortened(column.name)
+    name = shorten(column.name, _MOST_OF_COLUMN)
     plain = [text.casefold() for text in column.levels]
-    for yes, no in _YES_AND_NO:
+    for yes, no in YES_AND_NO:
         if sorted(plain) == sorted((yes, no)):
             return name if plain[level] == yes else f"not {name}"
-    return f"{name} {_shortened(column.levels[level])}"
+    return f"{name} {shorten(column.levels[level], _MOST_OF_COLUMN)}"
 
 
 def _middle(column: ColumnProfile) -> str:
     """Return words for a cluster near the mean of the only column that gives words."""
-    name = _shortened(column.name)
+    name = shorten(column.name, _MOST_OF_COLUMN)
     if column.is_category:
         return f"mixed {name}"
     return f"middle {name}"
 
 
-def _shortened(text: str) -> str:
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most ``most`` characters, without spaces around it."""
     text = " ".join(text.split()) or "unnamed"
-    if len(text) <= _MOST_OF_COLUMN:
+    if len(text) <= most:
         return text
-    return f"{text[: _MOST_OF_COLUMN - 1]}…"
+    return f"{text[: most - 1]}…"
 
 
 def _repeated(names: Sequence[str]) -> list[list[int]]:

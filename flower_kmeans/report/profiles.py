@@ -3,7 +3,7 @@
 They are computed from released values alone and have no layout. The page draws them as
 svg, ``flower-kmeans plot --kind profiles`` with matplotlib, and `cluster_names` makes
 words of them. A picture takes the columns of `column_profiles` in the order of
-`most_separating`, one line for each of their rows. A mark or bar goes from the middle by
+`most_separating`, one line for each of their `shown_rows`. A mark or bar goes from the middle by
 ``row.deviations / largest_deviation(profiles)``, in [-1, 1], beside ``row.texts``. This
 scale is the same for all columns: a column that separates the clusters little has short
 bars, whatever its unit. ``row.places`` is for a scale from one bound to the other.
@@ -20,6 +20,9 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Ball, Box, Domain, Factor
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
 from flower_kmeans.files import printable
+
+YES_AND_NO = (("yes", "no"), ("true", "false"), ("1", "0"), ("y", "n"), ("t", "f"))
+"""Levels of categories that are answers, without regard to capital letters."""
 
 RowKind = Literal["number", "logarithm", "date", "level"]
 
@@ -77,6 +80,19 @@ class ColumnProfile:
     is_category: bool
     levels: tuple[str, ...]  # printable, in the order of the rows; () of others
     rows: tuple[ProfileRow, ...]
+
+    @property
+    def shown_rows(self) -> tuple[ProfileRow, ...]:
+        """Rows for a picture: of two levels only one, since the other is what remains.
+
+        It is that for "yes" if the levels are such answers, else the first one.
+        """
+        if len(self.rows) != 2:
+            return self.rows
+        plain = tuple(level.casefold() for level in self.levels)
+        if plain[::-1] in YES_AND_NO:
+            return self.rows[1:]
+        return self.rows[:1]
 
     @property
     def separation(self) -> float:

@@ -29,7 +29,7 @@ from flower_kmeans.cli.options import options_by_strategy
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
 from flower_kmeans.data.reading import Reading
-from flower_kmeans.data.table_domain import Number, TableDomain
+from flower_kmeans.data.table_domain import Number, TableDomain, domain_of
 from flower_kmeans.parameters import real
 from flower_kmeans.privacy.filter import COVERED_UNITS, price_of
 from flower_kmeans.privacy.ledger import Ledger, LifetimeLimit
@@ -38,6 +38,7 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.report import Dropped
 from flower_kmeans.strategies import BY_NAME, options_of
 
@@ -203,7 +204,8 @@ class TestSimulate:
             1000,
         )
         assert (report["lower"], report["upper"]) == ([-5, 0], [5, 10])
-        first, *rounds, found, cost, run, files, _ = result.stdout.splitlines()
+        first, *rest, found, cost, run, files, _ = result.stdout.splitlines()
+        rounds = rest[:-3]  # before the clusters
         assert first.startswith(
             "blobs.csv: 1,200 records of 1 client, 2 columns; FastLloyd"
         )
@@ -216,6 +218,27 @@ class TestSimulate:
         assert run.startswith("Run      3 rounds in ")
         names = "report.html, report.json, centroids.npz, centroids.csv"
         assert files == f"Files    out: {names}"
+
+    def test_the_clusters_are_listed_by_name_the_largest_first(self, simulated):
+        for options, about in ((("--trust", "plain"), ""), (PUBLIC, "about ")):
+            result, _, saved = simulated("--clients", 4, *options)
+            lines = result.stdout.splitlines()
+            end = next(i for i, line in enumerate(lines) if line.startswith("Found"))
+            listed = lines[end - 3 : end]
+            order = np.argsort(-saved["counts"], kind="stable").tolist()
+            names = cluster_names(
+                saved["centroids"],
+                saved["counts"],
+                domain_of(saved),
+                ["height", "weight"],
+            )
+            assert [line[:9].strip() for line in listed] == ["Clusters", "", ""]
+            assert [line[9:] for line in listed] == [
+                f"{j}  {names[j]}: {about}{saved['counts'][j]:,.0f} records"
+                for j in order
+            ]
+        result, _, _ = simulated("--clusters", 12, "--trust", "plain")
+        assert f"\n{'':9}and 2 smaller clusters\n" in result.stdout
 
     @pytest.mark.claim("own-data", "strategy-trust-which-ones")
     @pytest.mark.parametrize(

@@ -215,17 +215,89 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     )
 
 
-def test_profiles_are_deviations_of_all_records(tmp_path):
+@pytest.fixture
+def bars(monkeypatch):
+    """Return the bars of profiles that are drawn: a list of lengths for each cluster."""
+    drawn_bars = []
+
+    def barh(axes, heights, lengths, *more, **options):
+        drawn_bars.append(np.array(lengths))
+
+    monkeypatch.setattr("matplotlib.axes.Axes.barh", barh)
+    return drawn_bars
+
+
+def texts_of(svg):
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_profiles_have_values_and_deviations_of_all_records(tmp_path, bars):
     synopsis = synopsis_of()
     _, svg = drawn(leave(tmp_path, synopsis=synopsis), "profiles")
+    texts = texts_of(svg)
+    assert {"-3", "30", "0.1", "3", "-30", "0.2", "4", "40", "-0.4"} <= set(texts)
+    assert "in standard deviations of all records" in svg
     records = synopsis.sample(200_000, RNG(2))
     expected = (CENTROIDS - records.mean(axis=0)) / records.std(axis=0)
-    shown = [
-        float(text.replace("−", "-"))
-        for text in re.findall(r">(-?−?\d+\.\d)</text>", svg)
+    # All columns have one scale.
+    lengths = np.sort(np.concatenate(bars[::-1])) / 0.45
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(lengths, np.sort(expected.ravel()) / scale, atol=0.02)
+
+
+def test_profiles_without_a_synopsis_are_in_the_space_that_was_clustered(
+    tmp_path, bars
+):
+    _, svg = drawn(leave(tmp_path), "profiles")
+    assert "in the space that was clustered" in svg
+    shares = np.array([0.0, 80, 180]) / 260  # of sizes -20, 80 and 180
+    expected = BOX.scaled(CENTROIDS) - shares @ BOX.scaled(CENTROIDS)
+    separations = np.sqrt(shares @ expected**2)
+    by_column = expected[:, np.argsort(-separations)] / np.abs(expected).max()
+    np.testing.assert_allclose(np.array(bars)[::-1], 0.45 * by_column, atol=1e-9)
+
+
+def test_profiles_have_names_sizes_and_decoded_columns(tmp_path):
+    declared = [
+        Number("income", 1000, 1e6, "log"),
+        Date("admitted", date(2020, 1, 1), date(2024, 12, 31)),
+        Category("ward", ("a", "b", "c")),
+        Category("smoker", ("no", "yes")),
     ]
-    for value in expected.ravel():
-        assert min(abs(value - each) for each in shown) < 0.07
+    domain = TableDomain(declared)
+    centroids = domain.encode(
+        {
+            "income": [5e3, 2e5],
+            "admitted": [date(2021, 3, 4), date(2023, 5, 6)],
+            "ward": ["a", "b"],
+            "smoker": ["yes", "no"],
+        }
+    )
+    path = leave(tmp_path, domain=domain, centroids=centroids, names=domain.columns)
+    _, svg = drawn(path, "profiles")
+    texts = texts_of(svg)
+    assert {"income", "admitted", "ward a", "ward c", "smoker yes"} <= set(texts)
+    assert "smoker no" not in texts
+    assert {"5,000", "200,000", "2021-03-04", "2023-05-06", "100%", "0%"} <= set(texts)
+    assert {"about 0", "about 80"} <= set(texts)
+    assert "cluster 0 (nearly" in texts
+    # The category in which clusters differ less stands with its lines last.
+    assert texts.index("ward c") > max(texts.index("ward a"), texts.index("ward b"))
+
+
+def test_profiles_of_many_columns_have_those_that_separate(tmp_path):
+    rng = RNG(0)
+    names = [f"column of {n}" for n in range(60)]
+    centroids = rng.normal(0, 0.01, (3, 60))
+    centroids[:, 57] = [-0.9, 0.2, 0.9]
+    path = leave(
+        tmp_path, domain=Box([-1] * 60, [1] * 60), centroids=centroids, names=names
+    )
+    _, svg = drawn(path, "profiles")
+    assert "the 40 of 60 lines that separate clusters most" in svg
+    shown = [text for text in texts_of(svg) if text in names]
+    assert shown[0] == "column of 57"
+    assert len(shown) == 40
 
 
 @pytest.mark.default_cases("False")

@@ -12,6 +12,8 @@ from flower_kmeans import Ball, Box, Sphere, TableDomain
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.report.names import cluster_names
 
+pytestmark = pytest.mark.claim("own-data", "clusters-are-named-by")
+
 HOSPITAL = TableDomain(
     [
         Number("age", 0, 120),
