@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Box, Domain
-from flower_kmeans.files import printable
 from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.profiles import ColumnProfile, column_profiles
@@ -43,8 +42,7 @@ class Outcome:
         found = column_profiles(self.centroids, counts, self.domain, self.columns)
         if len(found) < len(self.columns):  # a category is several columns of the box
             return found
-        names = map(printable, self.columns)
-        pairs = zip(found, names, strict=True)
+        pairs = zip(found, self.columns, strict=True)
         return tuple(replace(profile, name=name) for profile, name in pairs)
 
     @cached_property
