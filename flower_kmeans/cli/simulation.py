@@ -39,7 +39,7 @@ _BOUNDS_READ_OFF = (
     "epsilon and delta would hold for public bounds."
 )
 
-_EXACT = "exact, and not private: only a simulation can compute it"
+_EXACT = "exact: only a simulation can compute it"
 
 
 @dataclass(frozen=True)
@@ -520,7 +520,7 @@ def _print_verdict(console: Console, ended: Ended) -> None:
     if ended.comparison is None:
         _print_line(console, "Verdict", "none, because no record counts")
     else:
-        _print_line(console, "Verdict", f"{ended.comparison.text} ({_EXACT})")
+        _print_line(console, "Verdict", f"{ended.comparison.text} It is {_EXACT}.")
 
 
 def _print_line(console: Console, name: str, value: str) -> None:

@@ -38,6 +38,7 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.report import Dropped
 from flower_kmeans.strategies import BY_NAME, options_of
@@ -130,7 +131,7 @@ def assert_near_the_blobs(centroids, tolerance):
 
 def facts_of(text):
     """Return the last lines by the name in front."""
-    names = ("Found", "Cost", "Run", "Files", "Picture")
+    names = ("Found", "Cost", "Run", "Files", "Picture", "Verdict")
     lines = text.rstrip().splitlines()[-len(names) :]
     assert tuple(line.split()[0] for line in lines) == names
     return dict(line.split(maxsplit=1) for line in lines)
@@ -204,7 +205,7 @@ class TestSimulate:
             1000,
         )
         assert (report["lower"], report["upper"]) == ([-5, 0], [5, 10])
-        first, *rest, found, cost, run, files, _ = result.stdout.splitlines()
+        first, *rest, found, cost, run, files, _, verdict = result.stdout.splitlines()
         rounds = rest[:-3]  # before the clusters
         assert first.startswith(
             "blobs.csv: 1,200 records of 1 client, 2 columns; FastLloyd"
@@ -212,12 +213,14 @@ class TestSimulate:
         assert rounds == [
             f"round {number} of 3: 1 client answered" for number in (1, 2, 3)
         ]
-        assert found.startswith("Found    3 clusters in 1,200 records, inertia 0.")
+        assert found == "Found    3 clusters in 1,200 records"
         unit = "per record, trust model trusted-server"
         assert cost == f"Cost     epsilon {report['epsilon']:.4g}, delta 1e-07 {unit}"
         assert run.startswith("Run      3 rounds in ")
         names = "report.html, report.json, centroids.npz, centroids.csv"
         assert files == f"Files    out: {names}"
+        assert verdict.startswith("Verdict  The clusters are ")
+        assert verdict.endswith("It is exact: only a simulation can compute it.")
 
     def test_the_clusters_are_listed_by_name_the_largest_first(self, simulated):
         for options, about in ((("--trust", "plain"), ""), (PUBLIC, "about ")):
@@ -417,7 +420,7 @@ class TestSimulate:
             assert report["sizes"]["counts"] == sizes.tolist()
             assert report["sizes"]["bounds_kept"] == [row["bounds"] for row in rows]
             assert statements.count("Exact sizes cannot be promised") == 1
-        assert len(page_of(tmp_path).the("section", id="sizes").all("g", "span")) == 3
+        assert len(page_of(tmp_path).the("div", id="sizes").all("g", "span")) == 3
 
     @pytest.mark.claim("equal-groups", "plan-log-have-warning")
     def test_too_much_noise_for_bounds_is_said_before_the_run(
@@ -596,16 +599,21 @@ class TestSimulate:
     def test_the_page_holds_nothing_that_was_counted_in_records(
         self, simulated, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(Clustering, "inertia", lambda *_: 1200 * 98_765_432.1)
+        costs = Comparison(98_765.4, 12_345.6, 99_999.9, 1_200)
+        monkeypatch.setattr(Clustering, "compare", lambda *_, **__: costs)
         arguments = ("--epsilon", 50, "--rounds", 2, *PUBLIC[:4], "--n-records", 1300)
         result, report, _ = simulated(*arguments)
         page = page_of(tmp_path)
         for statement in report["statements"]:
             assert statement in page.text
         assert addresses(page) == []
-        (inertia,) = re.findall(r"inertia (\S+) per record", result.stdout)
-        assert float(inertia) == pytest.approx(98_765_432.1, rel=1e-3)
+        assert costs.text in result.stdout
         assert "1,200 records" in result.stdout
+        # Exact costs are in one section, which says that they are exact.
+        quality = page.the("section", id="quality").text
+        assert costs.text in quality
+        assert "exact, and the guarantee does not cover them" in quality
+        assert page.text.count("k-means without privacy") == 1
         words = [
             text for element in page.the("body").all() for text in element.children
         ]
@@ -613,7 +621,6 @@ class TestSimulate:
         assert {"1,300"} == {"1,300", "1200", "1,200"} & set(
             re.findall(r"\d[\d,.]*", text)
         )
-        assert inertia not in text
         assert "inertia" not in text
 
     def test_photograph(self, run, tmp_path):

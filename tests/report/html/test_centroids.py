@@ -224,7 +224,7 @@ def test_a_comparison_is_shown_as_exact():
     found = Comparison(120.0, 100.0, 500.0, 1234)
     text = quality_of(clustering_of([[0.0, 0.0]]), comparison=found)
     assert found.text in text
-    assert "exact and not private" in text
+    assert "exact, and the guarantee does not cover them" in text
     assert "Not measured" not in text
     with pytest.raises(ConfigurationTypeError, match="a Comparison"):
         html_report(clustering_of([[0.0, 0.0]]), comparison=1.2)
