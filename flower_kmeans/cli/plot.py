@@ -26,7 +26,7 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
 from flower_kmeans.report.clustering import assigned
-from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.names import cluster_names, shorten
 from flower_kmeans.report.picture import colours
 from flower_kmeans.report.profiles import column_profiles, weights_of
 from flower_kmeans.report.synopsis import Synopsis
@@ -47,6 +47,7 @@ NOT_PRIVATE = "NOT PRIVATE: of a run without noise, or with bounds from the reco
 _MOST_PAIRS = 6  # most columns of "pairs"
 _MOST_ROWS = 64  # most clusters of the other pictures
 _MOST_LINES = 40  # most lines of "profiles"
+_MOST_LEVELS = 6  # of them, of a category
 _MOST_ACROSS = 8  # clusters beside each other in "profiles"
 _HALF_CELL = 0.45  # longest bar in "profiles", where clusters are 1 apart
 _PLACE_OF_ALL = -0.7  # of the mean of all clusters in "profiles"
@@ -424,8 +425,10 @@ class _Line(NamedTuple):
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     """Draw tables: a line for each column, and in it a value and a bar for each cluster."""
     order = _largest(_sizes_of(picture).counts)
-    lines, unit = _profile_lines(picture)
-    shown = lines[:_MOST_LINES]
+    groups, unit = _profile_lines(picture)
+    lines = [line for group in groups for line in group]
+    foremost = [line for group in groups for line in group[:_MOST_LEVELS]]
+    shown = foremost[:_MOST_LINES]
     across = min(len(order), _MOST_ACROSS)
     panels = [order[i : i + across] for i in range(0, len(order), across)]
     figure.set_size_inches(
@@ -439,7 +442,9 @@ def _draw_profiles(figure: "Figure", picture: Picture) -> None:
         axes.set_xlim(-1.1, across - 0.5)
     note = f"bars: difference from the mean of all, {unit}; one scale for all columns"
     if len(shown) < len(lines):
-        note += f"\nthe {len(shown)} of {len(lines)} lines that separate clusters most"
+        note += (
+            f"\n{len(shown)} of {len(lines)} lines, in which the clusters differ most"
+        )
     tables[-1].set_xlabel(note, fontsize=8)
     figure.suptitle(f"profiles of {picture.clusters}", fontsize=10)
 
@@ -473,7 +478,7 @@ def _draw_table(
     places = [_PLACE_OF_ALL, *range(len(clusters))]
     axes.xaxis.tick_top()
     axes.set_xticks(places, ["all", *heads], fontsize=8, parse_math=False)
-    labels = [line.label for line in lines]
+    labels = [shorten(line.label, 36) for line in lines]
     axes.set_yticks(heights, labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.tick_params(length=0)
@@ -488,11 +493,10 @@ def _head(picture: Picture, cluster: int, name: str, sizes: FloatArray) -> str:
     return "\n".join(lines)
 
 
-def _profile_lines(picture: Picture) -> tuple[list[_Line], str]:
-    """Return the lines of the profiles, and the unit of their bars in words.
+def _profile_lines(picture: Picture) -> tuple[list[list[_Line]], str]:
+    """Return the lines of each column, and the unit of their bars in words.
 
-    The columns in which clusters differ most are first. Levels of a category stand
-    together.
+    Columns, and levels of a category, in which clusters differ most are first.
     """
     found = picture.found
     profiles = column_profiles(
@@ -519,10 +523,9 @@ def _profile_lines(picture: Picture) -> tuple[list[_Line], str]:
         lines.sort(key=lambda line: -line.weight)
         groups.append(lines)
     groups.sort(key=lambda lines: -lines[0].weight)
-    ordered = [line for lines in groups for line in lines]
     if synopsis is None:
-        return ordered, "in the space that was clustered"
-    return ordered, "in standard deviations of all records"
+        return groups, "in the space that was clustered"
+    return groups, "in standard deviations of all records"
 
 
 def _least(picture: Picture) -> float:

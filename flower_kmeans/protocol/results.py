@@ -66,7 +66,9 @@ class ClientResult:
         return f"ClientResult(n_clusters={k}, n_features={d}, run={self.run!r})"
 
     def _repr_html_(self) -> str:
-        table = centroid_table(self.centroids, self.counts, self.domain)
+        table = centroid_table(
+            self.centroids, self.counts, self.domain, names=self.names
+        )
         title = f"{len(self.centroids)} clusters"
         return html_summary(title, {"run": self.run}, [table], self.warnings)
 

@@ -86,7 +86,9 @@ class Clustering:
         serious = ("NOT PRIVATE", "WARNING")
         notes = [each for each in report.statements if each.startswith(serious)]
         notes += report.warnings
-        tables = [centroid_table(self.centroids, self.counts, self.domain)]
+        tables = [
+            centroid_table(self.centroids, self.counts, self.domain, names=self.names)
+        ]
         return html_summary(title, report.facts, tables, notes)
 
     @property
@@ -246,17 +248,27 @@ def _sum_of_squares(residuals: FloatArray) -> float:
 
 
 def centroid_table(
-    centroids: FloatArray, counts: FloatArray, domain: Domain, name: str = "cluster"
+    centroids: FloatArray,
+    counts: FloatArray,
+    domain: Domain,
+    name: str = "cluster",
+    names: Sequence[str] | None = None,
 ) -> TextTable:
-    """Return a row for each cluster: noisy size, and centroid (d,) in user's units."""
-    names, columns = zip(*readable(centroids, domain), strict=True)
+    """Return a row for each cluster: noisy size, and centroid (d,) in user's units.
+
+    ``names`` are those of clusters in words, if the table shows them.
+    """
+    labels, columns = zip(*readable(centroids, domain), strict=True)
     centroids_by_row = zip(*columns, strict=True)
-    pairs = zip(counts.tolist(), centroids_by_row, strict=True)
+    head = [name, "noisy size", *labels]
     rows = []
-    for j, (count, centroid) in enumerate(pairs):
+    for j, centroid in enumerate(centroids_by_row):
         cells = [e if isinstance(e, str) else f"{e:.4g}" for e in centroid]
-        rows.append((str(j), f"{count:.1f}", *cells))
-    head = (name, "noisy size", *names)
+        rows.append([str(j), f"{counts[j]:.1f}", *cells])
+    if names is not None:
+        head.insert(1, "name")
+        for row, words in zip(rows, names, strict=True):
+            row.insert(1, words)
     return TextTable(f"Every {name}: noisy size and centre", head, rows)
 
 

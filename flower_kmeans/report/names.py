@@ -37,7 +37,7 @@ _ROUNDING = 1e-9
 _ONE_LEVEL = 0.85
 _MOST_LEVEL = 0.5
 # of the mean size: a cluster with less has few records, and noise moved it most
-_FEW = 1 / 20
+_FEW = 1 / 10
 # records: a cluster with fewer is nearly empty
 _ONE_RECORD = 1.0
 # columns that only a number tells apart mean nothing to a reader if they are more
@@ -180,7 +180,7 @@ def _level_word(column: ColumnProfile, cluster: int) -> str:
         return text
     if share >= _MOST_LEVEL:
         return f"mostly {text}"
-    return f"more {text}"
+    return f"more often {text}"
 
 
 def _level(column: ColumnProfile, level: int) -> str:

@@ -56,7 +56,9 @@ class SynopsisClustering:
         return f"SynopsisClustering(n_clusters={k}, n_features={d})"
 
     def _repr_html_(self) -> str:
-        table = centroid_table(self.centroids, self.counts, self.domain)
+        table = centroid_table(
+            self.centroids, self.counts, self.domain, names=self.names
+        )
         title = f"{len(self.centroids)} clusters of a synopsis"
         return html_summary(title, {}, [table])
 

@@ -294,10 +294,16 @@ def test_profiles_of_many_columns_have_those_that_separate(tmp_path):
         tmp_path, domain=Box([-1] * 60, [1] * 60), centroids=centroids, names=names
     )
     _, svg = drawn(path, "profiles")
-    assert "the 40 of 60 lines that separate clusters most" in svg
+    assert "40 of 60 lines, in which the clusters differ most" in svg
     shown = [text for text in texts_of(svg) if text in names]
     assert shown[0] == "column of 57"
     assert len(shown) == 40
+    wards = TableDomain([Category("ward", tuple("abcdefghij"))])
+    points = wards.encode({"ward": list("cch")})
+    path = leave(tmp_path, domain=wards, centroids=points, names=wards.columns)
+    _, svg = drawn(path, "profiles")
+    assert "6 of 10 lines" in svg
+    assert {"ward c", "ward h"} <= set(texts_of(svg))
 
 
 @pytest.mark.default_cases("False")

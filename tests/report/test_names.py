@@ -10,6 +10,7 @@ from report_pages import finished
 
 from flower_kmeans import Ball, Box, Sphere, TableDomain
 from flower_kmeans.data.table_domain import Category, Date, Number
+from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.report.names import cluster_names
 
 pytestmark = pytest.mark.claim("own-data", "clusters-are-named-by")
@@ -58,7 +59,8 @@ def test_dates_are_early_and_late_and_answers_are_yes_or_no():
 
 
 @pytest.mark.parametrize(
-    ("share", "words"), [(0.95, "ward B"), (0.6, "mostly ward B"), (0.4, "more ward B")]
+    ("share", "words"),
+    [(0.95, "ward B"), (0.6, "mostly ward B"), (0.4, "more often ward B")],
 )
 def test_a_level_is_named_by_its_share(share, words):
     points = HOSPITAL.encode(ALIKE)
@@ -155,8 +157,16 @@ def test_results_have_names():
     clustering = finished("FastLloyd", "trusted-server")
     expected = cluster_names(clustering.centroids, clustering.counts, clustering.domain)
     assert clustering.names == expected
+    result = ClientResult(
+        clustering.centroids, clustering.counts, clustering.domain, run="0" * 32
+    )
+    assert result.names == expected
     synopsis = finished("SynopsisKMeans", "trusted-server").synopsis
-    assert len(synopsis.kmeans(4).names) == 4
+    four = synopsis.kmeans(4)
+    assert len(four.names) == 4
+    for holder in (clustering, result, four):
+        page = holder._repr_html_()
+        assert all(f">{name}</td>" in page for name in holder.names)
 
 
 COORDINATES = st.sampled_from([0.0, 1.0, 2.5, 7.0, 10.0]) | st.floats(0, 10)
