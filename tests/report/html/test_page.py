@@ -261,7 +261,7 @@ def test_a_servers_page_has_what_the_server_sees():
     assert "Centroids" not in tables(read(html_report(strategy, Result())))
 
 
-@pytest.mark.claim("reading-a-report", "rounds-faults-shows-every")
+@pytest.mark.claim("reading-a-report", "failed-run-what-next")
 @pytest.mark.parametrize("kind", ["drop", "crash"])
 def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     strategy = strategy_of("FastLloyd", "oblivious-server", min_clients=5, n_rounds=3)
