@@ -42,6 +42,7 @@ _POINTS = 241
 _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
 _MOST_LEAVES = 60
+_LONG_WORD = 11  # characters: longer words may be broken in a table
 
 
 def html_report(
@@ -390,10 +391,28 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
+def breakable(value: object) -> list[object]:
+    """Return the parts of a cell's text, between which its line may break.
+
+    Only words longer than `_LONG_WORD` have several.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return [value]
+    parts = [""]
+    for word in re.split(r"(?<=\s)", value):
+        n_parts = max(1, math.ceil(len(word) / _LONG_WORD))
+        size = math.ceil(len(word) / n_parts)
+        parts[-1] += word[:size]
+        parts += [word[i : i + size] for i in range(size, len(word), size or 1)]
+    return [*parts]
+
+
 # They are here and not in templates.py, because reports in text do not need them.
 TEMPLATES = environment()
 TEMPLATES.filters.update(
-    px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"
+    breakable=breakable,
+    px=lambda value: f"{value:.2f}",
+    commas=lambda value: f"{value:,.0f}",
 )
 _FUNCTIONS = (
     Axis,

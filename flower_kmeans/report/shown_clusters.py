@@ -23,6 +23,7 @@ _NAMED_DOTS = 40
 _LARGEST_DOT = 20.0
 _SMALLEST_DOT = 4.0
 _PROFILE_COLUMNS = 12
+_LABEL = 19  # most characters of a column's name beside a profile
 _PROFILE_CLUSTERS = 20
 # of a category: levels in a cell of the table, and their least share but for the first
 _MOST_LEVELS = 3
@@ -33,6 +34,7 @@ class ProfileLine(NamedTuple):
     """A column in the profile of a cluster."""
 
     column: str
+    label: str  # the column's name, shortened
     value: str
     mean: str
     deviation: float
@@ -135,11 +137,9 @@ def _cells(column: ColumnProfile) -> list[str]:
     """
     if not column.is_category:
         (row,) = column.rows
-        if row.kind == "date":
-            return list(row.texts)
-        if row.kind == "logarithm":
-            return texts((10.0**row.values).tolist())
-        return texts(row.values.tolist())
+        if row.kind == "number":
+            return texts(row.values.tolist())
+        return list(row.texts)  # on a log scale a column has no common decimals
     shares = np.array([row.values for row in column.rows])
     cells = []
     for own in shares.T:
@@ -170,9 +170,13 @@ def _mean(column: ColumnProfile) -> str:
 def _profiles(run: Outcome) -> dict[str, Any]:
     """Return the clusters and columns of the picture of profiles, and its scale."""
     columns = most_separating(run.profiles)[:_PROFILE_COLUMNS]
+    labels = _labels([column.name for column in columns])
     cards = []
     for cluster in run.order[:_PROFILE_CLUSTERS].tolist():
-        lines = [_profile_line(column, cluster) for column in columns]
+        lines = [
+            _profile_line(label, column, cluster)
+            for label, column in zip(labels, columns, strict=True)
+        ]
         cards.append((cluster, lines))
     return {
         "cards": cards,
@@ -181,7 +185,27 @@ def _profiles(run: Outcome) -> dict[str, Any]:
     }
 
 
-def _profile_line(column: ColumnProfile, cluster: int) -> ProfileLine:
+def _labels(names: Sequence[str]) -> list[str]:
+    """Return names that fit beside a profile, with both ends where beginnings are alike."""
+    starts = [_shortened(name) for name in names]
+    labels = []
+    for name, start in zip(names, starts, strict=True):
+        label = start
+        if starts.count(start) > 1 and start != name:
+            half = _LABEL // 2
+            label = f"{name[:half]}…{name[-half:]}"
+        labels.append(label)
+    return labels
+
+
+def _shortened(name: str) -> str:
+    """Return the beginning of a name that fits beside a profile."""
+    if len(name) <= _LABEL:
+        return name
+    return f"{name[: _LABEL - 1]}…"
+
+
+def _profile_line(label: str, column: ColumnProfile, cluster: int) -> ProfileLine:
     """Return the line of a column in the profile of a cluster."""
     level = 0
     if column.is_category:
@@ -189,6 +213,7 @@ def _profile_line(column: ColumnProfile, cluster: int) -> ProfileLine:
     row = column.rows[level]
     return ProfileLine(
         column.name,
+        label,
         column.texts[cluster],
         row.text(row.mean),
         float(row.deviations[cluster]),

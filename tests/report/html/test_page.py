@@ -36,7 +36,7 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.report.html import TEMPLATES, column_parts
+from flower_kmeans.report.html import TEMPLATES, breakable, column_parts
 from flower_kmeans.simulation.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import SynopsisKMeans
@@ -463,3 +463,13 @@ def test_a_run_that_chooses_has_the_number_that_its_writer_may_see(trust):
     assert found in html_report(clustering)
     own = found if trust == "trusted-server" else "2 to 6 clusters in 2 columns"
     assert own in html_report(strategy)
+
+
+@given(st.text(max_size=60))
+def test_long_words_of_a_cell_may_be_broken_and_nothing_is_lost(text):
+    parts = breakable(text)
+    assert "".join(parts) == text
+    for part in parts:
+        assert all(len(word) <= 12 for word in re.split(r"(?<=\s)", part))
+    assert breakable("2021-05-03 geriatrics 81%") == ["2021-05-03 geriatrics 81%"]
+    assert breakable("discharged_to") == ["dischar", "ged_to"]
