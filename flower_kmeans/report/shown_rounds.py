@@ -13,7 +13,7 @@ from flower_kmeans.templates import lines_of
 
 _MOST_NOTICES = 5
 _NAMED_CLIENTS = 5
-_KINDS = ("bad", "caution", "fact")
+_KINDS = ("bad", "caution", "fact", "further")
 
 
 class Notice(NamedTuple):
@@ -68,7 +68,7 @@ class Missed(NamedTuple):
 def notices_of(run: Outcome) -> tuple[list[Notice], list[Notice]]:
     """Return the notices that a reader must know first, and further ones.
 
-    All of those that deny something are among the first.
+    All bad ones are among the first.
     """
     report = run.report
     n_missed = len({entry.node_id for entry in report.dropped})
@@ -86,7 +86,8 @@ def notices_of(run: Outcome) -> tuple[list[Notice], list[Notice]]:
             found.append(Notice(kind, about, words))
     found.sort(key=lambda notice: _KINDS.index(notice.kind))
     n_bad = sum(notice.kind == "bad" for notice in found)
-    most = max(n_bad, _MOST_NOTICES)
+    n_first = sum(notice.kind != "further" for notice in found)
+    most = max(n_bad, min(n_first, _MOST_NOTICES))
     return found[:most], found[most:]
 
 

@@ -63,8 +63,8 @@ def test_a_table_has_values_in_the_users_units():
     wards = "geriatrics 72%, surgery 20%, heart 18%"
     assert tables(section)["Centroids"] == [
         ["cluster", "age", "ward", "dose", "admitted"],
-        [f"1: {names[1]}", "80.00", wards, "10.00", "2022-12-29"],
-        [f"0: {names[0]}", "30.00", "surgery 90%", "1.00", "2022-03-04"],
+        [f"1: {names[1]}", "80.00", wards, "10", "2022-12-29"],
+        [f"0: {names[0]}", "30.00", "surgery 90%", "1", "2022-03-04"],
         ["all clusters", "67.5", "geriatrics 55%, surgery 38%", "5.62", "2022-10-15"],
         ["bounds", "0 to 100", "", "0.01 to 100", "2020-01-01 to 2024-12-31"],
     ]
