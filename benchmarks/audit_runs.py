@@ -434,7 +434,7 @@ def repeated(
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
         ]
-    inner = tightened.without_ranges(answers.algorithm)
+    inner = tightened.innermost(answers.algorithm)
     if isinstance(inner, LloydFamily):  # updates are cheap
         views = _following(answers, drawn)
     else:

@@ -75,16 +75,16 @@ def register_kmeans(
         the user's units, with NaN for missing values, or a table of another type
         (docs/own-data.md, "What load_data may return"). Any other type is refused. It
         must not raise an error because of a record, because a refusal would reveal that
-        record: read files with ``load_records(path)``. It is called once per answer, so
-        it must be cheap. If clients commit to their records (``oblivious-server``), it
-        is called once per run. If the policy also forbids a copy, it is called for
-        every message, and must return the same records in the same order throughout a
-        run.
+        record: read files with ``load_records(path)``. It is called once per answer,
+        and with ``on_result`` once at the end of a run, so it must be cheap. If clients
+        commit to their records (``oblivious-server``), it is called once per run. If the
+        policy also forbids a copy, it is called for every message, and must return the
+        same records in the same order throughout a run.
 
         Records that do not fit into memory may be a memory map, a
         ``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a
         ``ray.data.Dataset``, or a function without arguments that returns a new
-        iterable of such tables at each call. They are read in blocks, once per answer,
+        iterable of such tables at each call. They are read in blocks, once per pass,
         and not copied into memory. With a ``state_dir``, a run that commits to records
         copies them to a file there, unless the policy forbids it. Of a file the columns
         that the domain names are read, or all columns if it names none. A
@@ -98,8 +98,10 @@ def register_kmeans(
         ``policy`` counts as a misspelling, and every run is refused.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a
-        `ClientResult`. If it failed or was interrupted, a repeated ``finish`` calls it
-        again.
+        `ClientResult`. Its ``own_sizes`` has this client's own sizes of the clusters,
+        computed here from the records: exact, never sent, and not to be sent. It is
+        ``None`` if they could not be computed. If ``on_result`` failed or was
+        interrupted, a repeated ``finish`` calls it again.
     load_ids : callable, optional
         ``load_ids(context)`` returns one id for each record, in order, also for null
         records. A run that protects persons (``unit="person"``) weighs records by
@@ -180,7 +182,15 @@ def simulated_client_app(
     The clients share the work in ``shared``. See `register_kmeans` for the other
     parameters.
     """
-    return _handler(load_data, policy, on_result, load_ids, load_weights, shared)
+    return _handler(
+        load_data,
+        policy,
+        on_result,
+        load_ids,
+        load_weights,
+        shared,
+        with_own_sizes=False,
+    )
 
 
 class _RoutingClientApp(ClientApp):
@@ -205,6 +215,7 @@ def _handler(
     load_ids: LoadIds | None,
     load_weights: LoadWeights | None,
     shared: SharedWork = NO_SHARED_WORK,
+    with_own_sizes: bool = True,
 ) -> Callable[[Message, Context], Message]:
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     require_type("load_data", load_data, Callable, "a callable")
@@ -222,6 +233,7 @@ def _handler(
             context.node_id,
             shared,
             None if load_weights is None else lambda: load_weights(context),
+            with_own_sizes,
         )
         # A message without content is refused like any malformed message.
         content = message.content if message.has_content() else RecordDict()

@@ -149,6 +149,9 @@ class PrivateKMeans(
     n_persons : int, optional
         With ``unit="person"``: approximate public number of persons. A private fit
         requires it, or this number as ``n_records``.
+    quality : bool, default: False
+        Whether a last round measures how well the clusters are apart, for
+        ``silhouette_``. It has a twentieth of mu^2 of the budget.
 
     Attributes
     ----------
@@ -159,6 +162,8 @@ class PrivateKMeans(
         sum of weights with ``sample_weight``.
     clustering_ : Clustering
         Centroids, counts and the report of the fit.
+    silhouette_ : Silhouette
+        Private silhouette of the clusters with its interval, only with ``quality=True``.
     privacy_spent_ : tuple of (float, float)
         Epsilon and delta of the last fit, or ``(inf, 1.0)`` if it is not private.
     n_features_in_ : int
@@ -182,6 +187,7 @@ class PrivateKMeans(
         max_total_delta: float | None = None,
         unit: str = "record",
         n_persons: int | None = None,
+        quality: bool = False,
     ) -> None:
         # `clone` requires that attributes are the arguments. So `fit` checks them.
         self.n_clusters = n_clusters
@@ -197,6 +203,7 @@ class PrivateKMeans(
         self.max_total_delta = max_total_delta
         self.unit = unit
         self.n_persons = n_persons
+        self.quality = quality
 
     def fit(
         self,
@@ -266,6 +273,7 @@ class PrivateKMeans(
             "trust": "plain" if self.epsilon is None else "trusted-server",
             "min_clients": 1,
             "seed": seed,
+            "quality": self.quality,
         }
         require_type("options", self.options, Mapping | None, "a mapping of parameters")
         options = dict(self.options or {})
@@ -292,6 +300,10 @@ class PrivateKMeans(
         self._own_account().is_fitted = True
         self.cluster_centers_ = self.clustering_.centroids
         self.cluster_counts_ = self.clustering_.counts
+        if report.silhouette is not None:
+            self.silhouette_ = report.silhouette
+        elif hasattr(self, "silhouette_"):
+            del self.silhouette_  # of an earlier fit
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:

@@ -82,6 +82,7 @@ class RunServer(Protocol):
 
 S = TypeVar("S", bound=RunServer)
 RANGES_THEOREM = 45  # of a domain with `tighten`
+QUALITY_THEOREM = 48  # of a last round that judges the result
 
 
 def checked_nodes(nodes: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -201,9 +202,12 @@ class ClusteringStrategy(Strategy, Generic[S]):
     @property
     def _theorems(self) -> tuple[int, ...]:
         """Numbers of the theorems that the guarantee of this run rests on."""
+        found = self.THEOREMS
         if self.algorithm.finds_ranges:
-            return (*self.THEOREMS, RANGES_THEOREM)
-        return self.THEOREMS
+            found = (*found, RANGES_THEOREM)
+        if self.algorithm.judges:
+            found = (*found, QUALITY_THEOREM)
+        return found
 
     @property
     def _is_open(self) -> bool:

@@ -191,6 +191,6 @@ class FedDPKMeans(KMeansStrategy):
         source = public_generator(self.seed, 0) if rng is None else rng
         state = self._running.state
         # With `tighten` another object has the ranges that the run found.
-        within: Any = tightened.at(self.algorithm, state)
+        within: Any = tightened.innermost(tightened.at(self.algorithm, state))
         elbow: NDArray[np.float64] = within.seeding.elbow(state, k_max, source)
         return elbow

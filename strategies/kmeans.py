@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import tightened
+from flower_kmeans.algorithms import judged, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
@@ -44,6 +44,7 @@ from flower_kmeans.protocol.trust import PLAIN, trust_model
 from flower_kmeans.report.columns import column_warnings
 from flower_kmeans.report.ranges import column_ranges
 from flower_kmeans.report.report import Report
+from flower_kmeans.report.silhouette import Silhouette
 from flower_kmeans.report.synopsis import Synopsis
 
 from .clustering import ClusteringStrategy, checked_nodes
@@ -56,6 +57,7 @@ from .options import (
     OnRound,
     PositiveCount,
     Privacy,
+    Quality,
     RosterFile,
     own_options,
     parameters_of,
@@ -153,6 +155,11 @@ optional
         the noisy sums. Under ``"oblivious-server"`` the server and one client together
         see every answer. Default: a tenth of ``n_clients`` where a committee adds the
         sums, but at least 1; otherwise 1.
+    quality : bool
+        Whether a last round measures how well the clusters are apart, for
+        ``report.silhouette``: the silhouette with an interval. It has a twentieth of
+        mu^2, and the other rounds have the rest. The plan says whether the interval will
+        mean anything.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -193,6 +200,7 @@ optional
         nodes: Nodes = None,
         max_attempts: Attempts = 3,
         max_colluders: PositiveCount = None,
+        quality: Quality = False,
         on_round: OnRound = None,
         **parameters: Any,
     ) -> None:
@@ -209,6 +217,7 @@ optional
         self.n_persons = n_persons
         self.max_clients_per_person = max_clients_per_person
         self.weighted = weighted
+        self.quality = checked["quality"]
         self.roster_file = roster_file
         self.on_round = on_round
         self.seed = seed
@@ -236,6 +245,7 @@ optional
             n_records=n_records,
             seed=seed,
             fraction_bits=fraction_bits,
+            quality=self.quality,
             **{self.ROUNDS: n_rounds},
             **self._clipping(clip),
             **self._weighing(),
@@ -454,6 +464,7 @@ optional
     def _note(self) -> None:
         """Add the notes of the algorithm, and warnings about sizes and persons, to the plan."""
         cautions = list(tightened.cautions(self.algorithm))
+        cautions += judged.cautions(self.algorithm, self.noise_factor)
         of_persons = note_on_persons(self.algorithm)
         if of_persons is not None:
             cautions.append(of_persons)
@@ -464,6 +475,7 @@ optional
                 cautions.append(note)
         self._cautions = tuple(cautions)
         notes = list(tightened.notes(self.algorithm))
+        notes += judged.notes(self.algorithm, self.noise_factor)
         of_shares = note_on_shares(self.algorithm)
         if of_shares is not None:
             notes.append(of_shares)
@@ -551,27 +563,30 @@ optional
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
             report.ranges = column_ranges(self.released_domain, self.domain)
-        if server.last_sum == server.run.document.rounds:
+        if server.last_sum >= judged.result_round(algorithm):
             report.warnings += self._warnings_of_columns()
             factor = server.noise_factor
             if algorithm.last_cost is not None:
                 report.cost = algorithm.last_cost.estimate(server.state, factor)
             if algorithm.sizes is not None:
                 report.sizes = algorithm.sizes.report(server.state, factor)
+            sums = judged.sums_of(algorithm, server.state, factor)
+            if sums is not None:
+                report.silhouette = Silhouette(sums)
 
     def _size_noise(self, report: Report) -> float | None:
         """Return the standard deviation of the noise in a cluster's size, in records.
 
-        ``None`` before the last round, and if it is not known.
+        ``None`` before the round of the result, and if it is not known.
         """
-        answers = report.answers
-        if len(answers) < len(self.plan.rounds) or not answers[-1]:
+        place = judged.result_round(self.algorithm) - 1
+        if len(report.answers) <= place or not report.answers[place]:
             return None
-        all_answered = answers[-1] == report.n_slots
+        all_answered = report.answers[place] == report.n_slots
         planned = self.algorithm.size_noise(all_answered)
         if planned is None:
             return None
-        return planned * report.factors[-1]
+        return planned * report.factors[place]
 
     def _warnings_of_columns(self) -> tuple[str, ...]:
         """Return warnings about columns that decide too much or nothing."""

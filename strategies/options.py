@@ -14,11 +14,13 @@ from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.parameters import (
+    FLAG,
     ParameterKind,
     choice,
     declared,
     instance,
     whole,
+    without_option,
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS
@@ -35,6 +37,7 @@ OnRound = Annotated[
 ]
 PositiveCount = Annotated[int | None, whole(1)]
 Attempts = Annotated[int, whole(1, MAX_ATTEMPTS)]
+Quality = Annotated[bool, without_option(FLAG)]
 Initial = ArrayLike | FinishedRun | None
 
 
@@ -60,6 +63,7 @@ class CommonOptions(TypedDict, total=False):
     nodes: Nodes
     max_attempts: Attempts
     max_colluders: PositiveCount
+    quality: Quality
     on_round: OnRound
 
 

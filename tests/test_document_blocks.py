@@ -1,6 +1,9 @@
 """Every code block of the documents runs, or stands in the table below with the reason."""
 
+import csv
 import re
+import runpy
+import shutil
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -8,10 +11,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from click import UsageError
-from pages import PAGES, ROOT, Block, blocks, page_id, run_page, treatment
+from pages import (
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    commands,
+    page_id,
+    run_command,
+    run_page,
+    treatment,
+)
 
+from flower_kmeans import Box
 from flower_kmeans.algorithms import registry
 from flower_kmeans.files import open_private
+from flower_kmeans.report.names import cluster_names
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -76,6 +91,14 @@ LISTED = {
     ("docs/tables/feddp.md", 'python -c "'): Listed(
         "writes the file of a table that takes long"
     ),
+    (
+        "docs/own-data.md",
+        "flower-kmeans plan --domain domain.toml --n-records 500 --clusters 3 "
+        "--epsilon 0.5 --clients 5 \\",
+    ): Listed(
+        "makes 72 runs",
+        "tests/cli/test_preview.py::test_the_command_of_the_page_prints_what_the_page_shows",
+    ),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     (
         "docs/existing-app.md",
@@ -123,15 +146,23 @@ LISTED = {
 }
 
 
-def customers(directory):
-    """Write the table of the home page's command."""
+def visits(directory):
+    """Copy the table of the home and the tutorial."""
+    (directory / "docs").mkdir()
+    shutil.copy(ROOT / VISITS, directory / VISITS)
+
+
+def tables_of_home(directory):
+    """Write the tables of the home page's commands."""
+    visits(directory)
     rng = np.random.default_rng(3)
     rows = np.column_stack([rng.uniform(18, 90, 500), rng.uniform(0, 90_000, 500)])
     with open_private(directory / "customers.csv") as file:
         np.savetxt(file, rows, "%s", ",", header="age,income", comments="")
 
 
-PREPARED = {"docs/index.md": customers}
+VISITS = "docs/visits.csv"
+PREPARED = {"docs/index.md": tables_of_home, "docs/tutorial.md": visits}
 WARDS = ("Chirurgie", "Innere", "Pädiatrie")  # of docs/own-data.md
 RAN = {}  # what run_page returned, by page
 OPEN = {}  # files that others can read after it, by page
@@ -139,6 +170,9 @@ PUBLIC = {  # those that hold neither a record nor a secret
     "docs/deploy.md": {"member/roster.toml"},
     # what the server knows without the records
     "docs/existing-app.md": {"runs/clusters"},
+    # the visits are made up
+    "docs/index.md": {VISITS},
+    "docs/tutorial.md": {VISITS},
     # the baskets are generated on the page
     "docs/own-data.md": {"domain.toml", "baskets.csv"},
 }
@@ -236,6 +270,56 @@ def test_the_result_of_own_data_is_near_the_one_on_the_page(ran):
         assert abs(float(row["Minuten"]) - int(minutes)) <= 15
         assert 0.6 < float(row["Gebühr"]) / int(euros) < 1.7
         assert abs(float(row["noisy_size"]) - int(visits)) <= 500
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    """Return the groups of the command of home and tutorial, with names, by their names."""
+    found = tmp_path_factory.mktemp("groups")
+    visits(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(found)
+        for block in blocks(ROOT / "docs/tutorial.md")[:1]:
+            for words in commands(block):
+                run_command(words, patch)
+    with (found / "flower-kmeans-out/centroids.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    points = np.array(
+        [[float(row[name]) for name in ("age", "minutes")] for row in rows]
+    )
+    sizes = np.array([float(row["noisy_size"]) for row in rows])
+    domain = Box([0, 0], [100, 120], columns=["age", "minutes"])
+    names = cluster_names(points, sizes, domain)
+    return dict(zip(names, np.column_stack([sizes, points]), strict=True))
+
+
+@pytest.mark.claim("index", "visits-become-groups")
+@pytest.mark.claim("tutorial", "command-found-groups")
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/tutorial.md"])
+def test_visits_become_the_groups_that_the_first_screen_shows(page, groups):
+    """The noise is new each time: in 60 runs by 200 patients, 3 years and 3 minutes at most."""
+    text = (ROOT / page).read_text("utf-8")
+    lines = (ROOT / VISITS).read_text("utf-8").splitlines()
+    shown = re.findall(
+        r"^\| ([A-E]) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
+    )
+    assert [",".join(row) for row in shown] == lines[1:7]
+    pattern = r"^\| ([a-z ]+) \| about (\d+) \| (\d+) \| (\d+) \|$"
+    found = re.findall(pattern, text, re.MULTILINE)
+    assert {name for name, *_ in found} == set(groups)
+    for name, *numbers in found:
+        differences = np.abs(groups[name] - np.array(numbers, dtype=float))
+        assert (differences <= [250, 8, 8]).all(), name
+
+
+def test_the_visits_are_those_of_the_script():
+    made = runpy.run_path(str(ROOT / ".ci/visits.py"))["table"]()
+    assert made == (ROOT / VISITS).read_text("utf-8")
+    with (ROOT / VISITS).open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    patients = {row["patient"] for row in rows}
+    assert (len(rows), len(patients)) == (5902, 2000)
+    assert len({(row["patient"], row["clinic"]) for row in rows}) == 2000
 
 
 def test_the_table_has_no_other_block_and_each_is_shown_by_something():

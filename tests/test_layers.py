@@ -219,6 +219,7 @@ def test_no_generator_of_numpy_makes_keys_or_noise_and_no_assertion_checks_input
         "data.generators",
         "metrics",
         "cli.inputs",
+        "cli.preview_records",
     }
     for path in MODULES:
         nodes, name = (

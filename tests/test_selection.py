@@ -48,6 +48,7 @@ NOT_BY_DEFAULT = {
         "benchmarks/test_audit.py::test_it_goes_on_where_it_was_stopped_and_writes_everything",
         "benchmarks/test_audit.py::test_recorded_runs_and_confidence_are_those_of_the_command",
         "benchmarks/test_losses.py::test_the_command_has_the_tasks_of_every",
+        "cli/test_preview.py::test_the_server_of_feddp_has_points_of_the_same_groups",
         "cli/test_preview.py::test_whole_clients_and_bounds_on_sizes_are_simulated_too",
         "simulations/test_feddp_experiments.py::test_its_commands_run_in_two_processes",
         "simulations/test_feddp_experiments.py::test_the_documents_commands_share_an_output",
@@ -133,6 +134,9 @@ NOT_BY_DEFAULT = {
         "report/html/test_browser.py::test_paper_cuts_nothing",
         "report/html/test_browser.py::test_requests_to_elsewhere_would_be_noticed_too",
         "test_site.py::test_a_browser_asks_nobody_but_the_sites_own_server",
+    ],
+    "building the site in .ci/run, which runs the notebooks": [
+        "test_notebooks.py::test_a_notebook_runs_in_an_empty_directory_and_a_failing_cell_is_an_error",
     ],
     "the other tests of test_soak": [
         "test_soak.py::test_memory_does_not_grow_with_rounds_times_clients",

@@ -41,7 +41,8 @@ def test_every_page_is_in_the_navigation_or_linked_from_a_page_there():
     assert len(listed) == len(set(listed)) <= 20
     shown = {hook.in_repository(page) for page in listed}
     linked = {target for page in shown for target in hook.targets(page)}
-    pages = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")}
+    files = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
+    pages = {path.relative_to(ROOT).as_posix() for path in files}
     assert shown <= pages <= shown | linked
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= linked
 
@@ -140,6 +141,7 @@ def test_links_that_leave_the_documents_lead_to_copies():
     hook = load("build_site")
     assert hook.in_site("docs/guarantees.md") == "guarantees.md"
     assert hook.in_site("README.md") == "repository/README.md"
+    assert hook.in_site("docs/notebooks/x.ipynb") == "notebooks/x.md"
     for path in ("docs/reference/client.md", "simulations/photo/README.md", "LICENSE"):
         assert hook.in_repository(hook.in_site(path)) == path
     linked = hook.targets("docs/existing-app.md")
@@ -161,6 +163,9 @@ def test_the_site_holds_all_that_its_pages_link(tmp_path):
         for piece, open_ in hook.outside_fences(page.read_text("utf-8")):
             for link in hook.LINK.finditer(piece) if open_ else ():
                 assert (page.parent / link[2]).exists(), f"{page}: {link[2]}"
+    page = (tmp_path / "docs/notebooks/first-clustering.md").read_text("utf-8")
+    assert page.split("\n\n")[1] == "[Download this notebook](first-clustering.ipynb)"
+    assert "[a hospital's table](hospital-table.md)" in page
     assert (tmp_path / "docs/repository/LICENSE").read_bytes() == (
         ROOT / "LICENSE"
     ).read_bytes()
@@ -179,7 +184,12 @@ class Quiet(SimpleHTTPRequestHandler):
 def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
     for needed in ("mkdocstrings", "zensical"):
         pytest.importorskip(needed)
-    build = [sys.executable, ".ci/build_site.py", tmp_path / "site"]
+    build = [
+        sys.executable,
+        ".ci/build_site.py",
+        "--without-outputs",
+        tmp_path / "site",
+    ]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     handler = partial(Quiet, directory=str(tmp_path / "site"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

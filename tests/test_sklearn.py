@@ -762,3 +762,15 @@ def test_bounds_may_be_a_sphere():
     assert model.score(records) == pytest.approx(-(nearest**2).sum())
     with pytest.raises(DataError, match=r"bounds of 3 columns\. Got 2"):
         PrivateKMeans(3, bounds=Sphere(2), n_records=900).fit(records)
+
+
+def test_quality_measures_the_silhouette_of_a_fit_and_a_fit_without_it_has_none():
+    fitted = estimator(epsilon=8.0, quality=True).fit(RECORDS)
+    found = fitted.silhouette_
+    assert found == fitted.clustering_.report.silhouette
+    distances = np.sort(fitted.transform(RECORDS), axis=1)
+    exact = np.mean(1 - distances[:, 0] / distances[:, 1])
+    assert abs(found.value - exact) < 5 * found.deviation
+    assert fitted.privacy_spent_[0] <= 8.0
+    fitted.set_params(quality=False).fit(RECORDS)
+    assert not hasattr(fitted, "silhouette_")

@@ -103,6 +103,8 @@ class Algorithm(ABC):
     """Whether a run can go on after a round whose sum was lost."""
     finds_ranges: ClassVar[bool] = False
     """Whether the first round finds ranges of columns, for a domain with ``tighten``."""
+    judges: ClassVar[bool] = False
+    """Whether the last round releases the silhouette of the result (`judged`)."""
     possible_warnings: ClassVar[tuple[str, ...]] = ()
     """Fixed sentences for the report. The state's ``flags`` select the sentences that hold."""
 

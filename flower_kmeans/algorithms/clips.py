@@ -22,6 +22,8 @@ class Clipping:
     """Whether all releases of a round are shortened by the least factor that one of them needs."""
     first_means: int | None = None
     """First round in which clients add means in place of sums; ``None`` if they never do."""
+    last_means: int | None = None
+    """Last such round; ``None`` if it is the last of the run."""
 
     def of(self, release: Release) -> float:
         """Return the clip of a release, in records; 1 without clipping."""
@@ -31,7 +33,11 @@ class Clipping:
 
     def adds_means(self, round_number: int) -> bool:
         """Return whether clients add means in a round."""
-        return self.first_means is not None and round_number >= self.first_means
+        if self.first_means is None:
+            return False
+        has_begun = round_number >= self.first_means
+        is_over = self.last_means is not None and round_number > self.last_means
+        return has_begun and not is_over
 
 
 def require_clip(
@@ -86,3 +92,13 @@ def default_clip(n_records: int | None, n_clients: int | None) -> float | None:
     if n_records is None or n_clients is None:
         return None
     return n_records / n_clients
+
+
+def quarter_clip(n_records: int | None, n_clients: int | None) -> float:
+    """Return a fourth of the records of an average client, the clip of rounds beside others.
+
+    It shortens most clients. That loses size, and not the place or the ratio of what
+    they add, and the rule needs no sizes. It is 1 if a number is missing.
+    """
+    average = default_clip(n_records, n_clients)
+    return 1.0 if average is None else average / 4

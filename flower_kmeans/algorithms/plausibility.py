@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flower_kmeans.algorithms import judged
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.layout import Statistic
 from flower_kmeans.algorithms.sensitivity import sensitivities
@@ -180,7 +181,8 @@ class _Round:
             yield from self._of_moments(self.blocks[self.meaning.moments])
         if self.algorithm.clip is not None:
             yield from self._of_clients()
-        if self.number == self.algorithm.n_rounds and self.meaning.are_clusters:
+        is_result = self.number == judged.result_round(self.algorithm)
+        if is_result and self.meaning.are_clusters:
             yield from self._of_result()
 
     # ------------------------------------------------------------------ counts
@@ -263,7 +265,7 @@ class _Round:
         yield from self._found(FindingKind.TOO_LONG, found, worst, -worst)
 
     def _of_shares(self) -> Iterator[Finding]:
-        """Yield a finding if sums of squares are below 0 or above the counts."""
+        """Yield a finding if sums of squares or silhouettes are below 0 or above the counts."""
         for name in self.meaning.shares:
             if not self._bounds_hold:
                 return
@@ -470,8 +472,8 @@ _SENTENCES = {
         "records can add within the bounds, beyond the noise. " + _DOUBT
     ),
     FindingKind.SQUARES: (
-        "WARNING: noisy sums of squares of {where} are those of no records within the bounds, "
-        "beyond the noise. " + _DOUBT
+        "WARNING: noisy sums of squares, or of silhouettes, of {where} are those of no records "
+        "within the bounds, beyond the noise. " + _DOUBT
     ),
     FindingKind.UNCLIPPED: (
         "WARNING: noisy sums of {where} are {most.value:,.3g} times the most that all clipped "

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from flower_kmeans import parameters
-from flower_kmeans.algorithms import tightened
+from flower_kmeans.algorithms import judged, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
@@ -29,8 +29,11 @@ def register_later(name: str, path: str) -> None:
 
 def algorithm_to_config(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm's parameters for a run document, without domain and budget."""
-    own = tightened.without_ranges(algorithm)
-    return {"name": own.name, **parameters.write_parameters(own)}
+    own = tightened.innermost(algorithm)
+    config = {"name": own.name, **parameters.write_parameters(own)}
+    if algorithm.judges:
+        config[judged.QUALITY] = True
+    return config
 
 
 def algorithm_from_config(
@@ -56,11 +59,13 @@ def algorithm_from_config(
         known = sorted({*_REGISTRY, *_LATER})
         raise ConfigurationError(f"Expected the name of an algorithm in {known}.")
     kind = _REGISTRY[name]
-    values = kind.read_config(config, domain)
+    quality = judged.is_wanted(config)
+    own_config = {key: each for key, each in config.items() if key != judged.QUALITY}
+    values = kind.read_config(own_config, domain)
 
     def made(own_domain: Domain, own_budget: PrivacyBudget) -> Algorithm:
         return kind(domain=own_domain, budget=own_budget, **values)
 
-    algorithm = tightened.made(kind, made, domain, budget, values)
+    algorithm = tightened.made(kind, made, domain, budget, values, quality)
     algorithm.require_feasible()
     return algorithm

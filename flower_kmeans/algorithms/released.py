@@ -81,6 +81,20 @@ class ReleasedMixture:
 
 
 @dataclass(frozen=True)
+class SilhouetteSums:
+    """Noisy numbers of records and sums of their silhouettes by cluster, each of length k."""
+
+    counts: tuple[float, ...]
+    """Numbers of records by nearest centroid; of persons with ``unit="person"``."""
+    sums: tuple[float, ...]
+    """Sums of their silhouettes, each of which is in [0, 1]."""
+    noise: float
+    """Standard deviation of the noise in each number, in records. 0 without privacy."""
+    is_gaussian: bool
+    """Whether the noise is Gaussian. Otherwise it is Laplace noise."""
+
+
+@dataclass(frozen=True)
 class SizeReport:
     """Noisy cluster sizes beside the bounds on them (docs/guarantees, Theorem 25)."""
 

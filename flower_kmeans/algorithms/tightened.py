@@ -6,8 +6,7 @@ ranges, with the half widths that were planned, so its sensitivities hold for ev
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -15,14 +14,22 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import ranges
+from flower_kmeans.algorithms import judged, ranges
 from flower_kmeans.algorithms.base import Algorithm, with_delta
+from flower_kmeans.algorithms.budget_parts import (
+    errors_with_epsilon,
+    multiplier_beside,
+    releases_of,
+    rest_of,
+    take_facts,
+)
 from flower_kmeans.algorithms.capabilities import (
     CostCapability,
     MixtureCapability,
     SizesCapability,
 )
-from flower_kmeans.algorithms.clips import Clipping
+from flower_kmeans.algorithms.clips import Clipping, quarter_clip
+from flower_kmeans.algorithms.judged import Making
 from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
@@ -32,7 +39,7 @@ from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Box, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 
 FIRST = 1  # the round that finds ranges
@@ -40,15 +47,11 @@ BOX = "box"
 """Array of a state and of a query: the range of each column, (d, 2), in steps."""
 RANGES = "ranges"
 """Name of the release of the histograms."""
-_CLIP_SHARE = 4  # an average client is clipped to a fourth of its records
 _SEEN = 5.0  # deviations of a group that is seldom cut off
 # A group of more than one in so many records should not be cut off.
 _LARGEST_GROUP = 50
 _LARGEST_SHARE = 0.1  # the same as a fraction, for protected clients
 _SHOWN = 10  # most columns that a sentence names
-
-Making = Callable[[Domain, PrivacyBudget], Algorithm]
-"""Makes an algorithm for a domain and a budget."""
 
 
 def planned(
@@ -56,18 +59,21 @@ def planned(
     n_clusters: Any,
     domain: Domain,
     budget: PrivacyBudget,
+    *,
+    quality: bool = False,
     **options: Any,
 ) -> Algorithm:
     """Return the algorithm of a user's options, with a round for ranges if the domain wants it.
 
-    Parameters and errors are those of ``kind.planned``.
+    With ``quality`` a last round judges the result (`judged`). Other parameters and errors
+    are those of ``kind.planned``.
     """
 
     def made_for(own_domain: Domain, own_budget: PrivacyBudget) -> Algorithm:
         return kind.planned(n_clusters, own_domain, own_budget, **options)
 
-    found = made(kind, made_for, domain, budget, options)
-    if isinstance(found, Tightened):
+    found = made(kind, made_for, domain, budget, options, quality)
+    if found.finds_ranges or found.judges:
         found.require_feasible()
     return found
 
@@ -78,14 +84,21 @@ def made(
     domain: Domain,
     budget: PrivacyBudget,
     options: Mapping[str, Any],
+    quality: bool = False,
 ) -> Algorithm:
     """Return the algorithm that ``make`` makes, behind a round for ranges if the domain wants it.
+
+    With ``quality`` a last round judges the result.
 
     Raises
     ------
     ConfigurationError
-        If the domain has ``tighten``, and the algorithm cannot begin with ranges.
+        If the domain has ``tighten``, and the algorithm cannot begin with ranges; or if it
+        cannot end with a silhouette.
     """
+    tighten = domain.tighten if isinstance(domain, Box) else None
+    if quality:
+        make = judged.judging(kind, make, options, 1.0 - (tighten or 0.0))
     if not isinstance(domain, Box) or domain.tighten is None:
         return make(domain, budget)
     if kind.kind != Algorithm.kind:
@@ -99,10 +112,9 @@ def made(
         raise _refusal(kind, domain, why)
     budget = with_delta(budget, options)
     outer = domain.read_within(domain.lower, domain.upper)
-    with _errors_with_epsilon(budget, domain.tighten):
+    with errors_with_epsilon(budget, domain.tighten, _option(domain.tighten)):
         inner = make(outer, rest_of(budget, domain.tighten))
-    rounds = range(1, inner.n_rounds + 1)
-    releases = [release for t in rounds for release in inner.releases(t)]
+    releases = releases_of(inner)
     if any(release.mechanism != "gaussian" for release in releases):
         raise _refusal(kind, domain, "histograms of columns need Gaussian noise alone")
     return Tightened(
@@ -122,35 +134,19 @@ def made(
     )
 
 
-def rest_of(budget: PrivacyBudget, share: float) -> PrivacyBudget:
-    """Return the budget of the rounds after the ranges: 1 - ``share`` of mu^2."""
-    if budget.epsilon is None or budget.delta is None:
-        # without privacy, or an error of the algorithm about a missing number
-        return budget
-    mu = mu_of_budget(budget.epsilon, budget.delta)
-    return replace(
-        budget, epsilon=epsilon_of_mu(math.sqrt(1 - share) * mu, budget.delta)
-    )
-
-
-@contextmanager
-def _errors_with_epsilon(budget: PrivacyBudget, share: float) -> Iterator[None]:
-    """Say in errors about an epsilon which one was given, and which one remains."""
-    try:
-        yield
-    except ConfigurationError as error:
-        epsilon = rest_of(budget, share).epsilon
-        if epsilon == budget.epsilon or "epsilon=" not in str(error):
-            raise
-        raise type(error)(
-            f"{error} This is the budget after tighten={share:g} of mu^2: epsilon={epsilon:.3g} "
-            f"remains of epsilon={budget.epsilon:g}."
-        ) from None
+def _option(tighten: float) -> str:
+    """Return the option that takes a fraction of the budget, in words."""
+    return f"tighten={tighten:g} of mu^2"
 
 
 def without_ranges(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm whose parameters stand in a run document."""
+    """Return the algorithm of the rounds after the ranges."""
     return algorithm.inner if isinstance(algorithm, Tightened) else algorithm
+
+
+def innermost(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm whose parameters stand in a run document."""
+    return judged.without_quality(without_ranges(algorithm))
 
 
 def _refusal(kind: type[Algorithm], domain: Box, why: str) -> ConfigurationError:
@@ -178,23 +174,13 @@ class Tightened(Algorithm):
 
     def __post_init__(self) -> None:
         """Take the facts of the inner algorithm, and check the common parameters."""
-        inner = self.inner
-        # They are facts of a class elsewhere. Here they follow from a field, and the
-        # dataclass is frozen: attributes cannot be set in the ordinary way.
-        vars(self).update(
-            name=inner.name,
-            replayable=inner.replayable,
-            kind=inner.kind,
-            needs_all_records=inner.needs_all_records,
-            bounds_clients=inner.bounds_clients,
-            can_miss_sums=inner.can_miss_sums,
-            weighs_in_one_pass=inner.weighs_in_one_pass,
-        )
+        take_facts(self, self.inner)
+        vars(self).update(judges=self.inner.judges)
         super().__post_init__()
 
     def require_feasible(self) -> None:
         """Require that the inner algorithm and the whole run are feasible."""
-        with _errors_with_epsilon(self.budget, self._share):
+        with errors_with_epsilon(self.budget, self._share, _option(self._share)):
             self.inner.require_feasible()
         super().require_feasible()
 
@@ -247,11 +233,10 @@ class Tightened(Algorithm):
     @property
     def _own_clip(self) -> float:
         """Clip of the histograms, in records; 1 if clients are not protected."""
-        if self.clip is None or self.n_records is None or self.n_clients is None:
+        if self.clip is None:
             return 1.0
-        # A client's records may fill the outer bounds or one bin. Shortening loses size
-        # and not place, and the rule needs no sizes.
-        return self.n_records / (_CLIP_SHARE * self.n_clients)
+        # A client's records may fill the outer bounds or one bin.
+        return quarter_clip(self.n_records, self.n_clients)
 
     def _found(self, answer: Statistic) -> IntArray:
         """Return the ranges of a noisy sum of histograms, (d, 2), in steps."""
@@ -276,7 +261,7 @@ class Tightened(Algorithm):
         """
         lower, upper = ranges.bounds_within(self._box, box)
         domain = self._box.read_within(lower, upper)
-        return replace(self.inner, domain=domain)
+        return judged.over(self.inner, domain)
 
     def at(self, state: State) -> Algorithm:
         """Return the inner algorithm over the ranges of a state."""
@@ -298,16 +283,9 @@ class Tightened(Algorithm):
         """Return a round's releases. The histograms have ``tighten`` of mu^2."""
         if round_number > FIRST:
             return self.inner.releases(round_number - FIRST)
-        # fsum is exact: clients compare the plan that they compute with the server's
-        # plan bit by bit.
-        others = math.fsum(
-            1 / release.noise_multiplier**2
-            for t in range(1, self.inner.n_rounds + 1)
-            for release in self.inner.releases(t)
-        )
-        if not others:  # Lloyd's, without noise
+        multiplier = multiplier_beside(self.inner, self._share)
+        if multiplier is None:
             return ()
-        multiplier = math.sqrt((1 - self._share) / (self._share * others))
         blocks = tuple(ranges.BINS)
         return (Release(RANGES, "gaussian", "l2", multiplier, blocks),)
 
@@ -323,11 +301,13 @@ class Tightened(Algorithm):
         inner = self.inner.clipping
         if self.clip is None:
             return inner
-        first_means = inner.first_means
-        if first_means is not None:
-            first_means += FIRST
         own = (*inner.own, (RANGES, self._own_clip))
-        return replace(inner, own=own, first_means=first_means)
+        return replace(
+            inner,
+            own=own,
+            first_means=_later(inner.first_means),
+            last_means=_later(inner.last_means),
+        )
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""
@@ -524,6 +504,11 @@ def _asked(algorithm: Tightened, query: Query) -> tuple[Algorithm, Query]:
     arrays = dict(query.arrays)
     box = arrays.pop(BOX)
     return algorithm._within(box), Query(query.round - FIRST, arrays)
+
+
+def _later(round_number: int | None) -> int | None:
+    """Return the number of an inner algorithm's round in the whole run."""
+    return None if round_number is None else round_number + FIRST
 
 
 def _of_inner(state: State) -> State:

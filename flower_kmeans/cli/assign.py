@@ -14,18 +14,28 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.declared import domain_from_file
 from flower_kmeans.data.domain import Box, Domain, difference
 from flower_kmeans.data.findings import ColumnFindings, Findings
+from flower_kmeans.data.persons import counts_of, keys_of, person_weights
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
 from flower_kmeans.data.tables import TableBlock, open_table, records_of
+from flower_kmeans.data.weights import MOST_WEIGHT, NO_PERSONS
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.results import saved_synopsis
 from flower_kmeans.report.clustering import assigned
+from flower_kmeans.report.site_page import site_page
+from flower_kmeans.report.site_sizes import SiteSizes
 from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
 ADDED = ("cluster", "distance")
+NO_PERSON_COLUMN = (
+    "The run counted persons, and these are records. To compare persons, name the column of "
+    "their ids: --person, or person in the source.toml."
+)
+_KEY_BYTES = 32  # of the hash that compares ids
 
 
 class Found(NamedTuple):
@@ -40,6 +50,7 @@ class Found(NamedTuple):
     # noisy sizes, (k,), and their intervals, (k, 2), in a run with bounds on sizes
     sizes: tuple[FloatArray, FloatArray] | None = None
     synopsis: Synopsis | None = None  # if it is in the same file, as at a node
+    counted: str = "records"  # noun for the units of ``counts``, or "persons"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -119,6 +130,10 @@ def _found_in(arrays: Mapping[str, NDArray[Any]]) -> Found | None:
         if not np.isfinite(numbers).all():
             return None
 
+    counted = str(arrays.get("counted", "records"))
+    if counted not in ("records", "persons"):
+        return None
+
     sizes = None
     if "sizes" in arrays:
         sizes = arrays["sizes"], arrays["size_interval"]
@@ -131,6 +146,7 @@ def _found_in(arrays: Mapping[str, NDArray[Any]]) -> Found | None:
         bool(private),
         sizes,
         saved_synopsis(arrays, domain),
+        counted,
     )
 
 
@@ -192,10 +208,15 @@ class Assigned(NamedTuple):
 
     n_without: int  # records without a cluster
     findings: Findings
+    sizes: SiteSizes
 
 
 def assign(
-    found: Found, data: str, output: Path, reading: Reading = USUAL_READING
+    found: Found,
+    data: str,
+    output: Path,
+    reading: Reading = USUAL_READING,
+    page: Path | None = None,
 ) -> Assigned:
     """Write the records of a file with their clusters and distances.
 
@@ -206,6 +227,9 @@ def assign(
     length zero on a `Sphere`. Malformed cells are an error, and an earlier
     output is then unchanged. Other columns of a csv file are copied as text, so a code
     such as 007 does not change. An output in csv is separated by commas.
+
+    The result has the sizes of the clusters in these records. They go to ``page``, too,
+    if that is given: an HTML page for the holder alone.
     """
     suffix = output.suffix.lower()
     is_place = output.parent.is_dir() and not output.is_dir()
@@ -214,28 +238,93 @@ def assign(
             "Expected an output that ends in .csv or .parquet, in a directory that exists. "
             f"Got {output}."
         )
+    if page is not None:
+        _require_page(page, output)
     opened = open_table(data, reading)
     # Files are compared, not names, because the output replaces an existing file.
     source = Path(opened.path)
-    if output.exists() and source.exists() and output.samefile(source):
-        raise ConfigurationError(
-            f"Expected an output beside the data. Got {output} for both."
-        )
+    places = [output] if page is None else [output, page]
+    for place in places:
+        if place.exists() and source.exists() and place.samefile(source):
+            raise ConfigurationError(
+                f"Expected an output beside the data. Got {place} for both."
+            )
     names = (*opened.names, *opened.beside)
     _require_columns(names, found, opened.path)
+    person = None
+    if found.counted == "persons" and opened.person is not None:
+        opened.require([opened.person])
+        person = opened.person
     findings = _findings_of(found)
+    tally = _Tally(found, person)
     n_without = 0
     with open_private(output) as file:
         writer = _OUTPUTS[suffix](file, names)
         for block in opened.blocks(names):
             placed = _clusters(block, found, findings, opened.spelling)
             writer.write(block, placed)
+            tally.add(block, placed)
             n_without += int(np.count_nonzero(placed.missing))
         # All blocks are read first, so the error names all columns. The output is then
         # dropped.
         findings.require_readable(opened.path)
         writer.close()
-    return Assigned(n_without, findings)
+    sizes = tally.sizes()
+    if page is not None:
+        text = site_page(sizes, found.centroids, found.domain, found.columns)
+        with open_private(page) as file:
+            file.write(text.encode("utf-8"))
+    return Assigned(n_without, findings, sizes)
+
+
+def _require_page(page: Path, output: Path) -> None:
+    """Require a place for the page: an HTML file beside the output."""
+    is_place = page.parent.is_dir() and not page.is_dir()
+    is_page = page.suffix.lower() in (".html", ".htm")
+    if not is_page or not is_place:
+        raise ConfigurationError(
+            "Expected --page as a file that ends in .html, in a directory that exists. "
+            f"Got {page}."
+        )
+
+
+class _Tally:
+    """Counts the records of each cluster, or the persons by their column of ids.
+
+    The records of a person count as one together: each of a person's c records with a
+    cluster weighs 1/c, rounded down as in a run.
+    """
+
+    def __init__(self, found: Found, person: str | None) -> None:
+        self._noisy = found.counts
+        self._person = person
+        self._counts = np.zeros(len(found.centroids), dtype=np.int64)
+        # of all blocks, because a person may have records in each
+        self._ids: list[Any] = []
+        self._labels = [np.zeros(0, dtype=np.int64)]
+        self._usable = [np.zeros(0, dtype=bool)]
+
+    def add(self, block: TableBlock, placed: Placed) -> None:
+        """Count the records of a block."""
+        if self._person is not None:
+            self._ids += block.columns[self._person].tolist()
+            self._labels.append(placed.labels)
+            self._usable.append(~placed.missing)
+            return
+        labels = placed.labels[~placed.missing]
+        self._counts += np.bincount(labels, minlength=len(self._counts))
+
+    def sizes(self) -> SiteSizes:
+        """Return the sizes of all blocks, beside the noisy ones of the run."""
+        if self._person is None:
+            return SiteSizes(self._counts.astype(np.float64), self._noisy)
+        persons = keys_of(self._ids, token(_KEY_BYTES))
+        usable = np.concatenate(self._usable)
+        labels = np.concatenate(self._labels)
+        totals = counts_of(persons, usable)
+        weights = person_weights(persons, usable, totals, NO_PERSONS, MOST_WEIGHT)
+        own = np.bincount(labels, weights, len(self._noisy))
+        return SiteSizes(own / MOST_WEIGHT, self._noisy, "persons")
 
 
 def _findings_of(found: Found) -> Findings:

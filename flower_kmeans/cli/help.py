@@ -35,6 +35,7 @@ _MOST_VALUES = 16  # most characters of a choice beside the option's name
 
 _NEEDS = {
     "parties": "parties",
+    "quality": "quality",
     "server_data": "server_data",
     "server_points": "server_data",
 }
@@ -132,6 +133,8 @@ class StrategyCommand(Command):
         own = []
         reading = []
         for each in self.get_params(ctx):
+            if "--help" in each.opts:
+                continue  # its reader knows it, and a line is worth another option
             if each.name in of_files:
                 reading.append(each.opts[0])
             elif each.name not in of_strategies and _serves(each.name, chosen):

@@ -226,6 +226,17 @@ class Settings:
             return self
         return replace(self, unit=unit)
 
+    def with_quality(self, quality: bool) -> "Settings":
+        """Return the settings with a last round for the silhouette, if an option wants it."""
+        if not quality:
+            return self
+        if not self.takes("quality"):
+            raise ConfigurationError(
+                f"The strategy {self.name} does not take --quality: leave out --quality, or choose "
+                f"{takers('quality')}."
+            )
+        return replace(self, given={**self.given, "quality": True})
+
     @property
     def splits_columns(self) -> bool:
         """Whether the strategy's clients hold columns of the same records."""

@@ -14,19 +14,28 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 from flower_kmeans.client import ClientResult
-from flower_kmeans.files import csv_name, open_private
+from flower_kmeans.files import csv_name, open_private, printable
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.results import result_arrays
 from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.report.report import Report
+from flower_kmeans.report.site_page import site_page
+from flower_kmeans.report.site_sizes import SiteSizes
 from flower_kmeans.report.synopsis import FILE_NAME
 
 PICTURE = "picture.png"
 _MOST_LISTED = 10  # clusters that are printed
+OWN_SIZES = "own-sizes.html"
+"""Name of the page that a node writes beside its result."""
+OWN_FACTS = (
+    "FACTS ABOUT RECORDS, for their holder alone: the own sizes are exact. The sizes of all "
+    "holders are noisy, and contain these records only if they took part."
+)
 FILES = (
     "report.html",
     "report.json",
@@ -44,13 +53,19 @@ def write_centroids(
     columns: Sequence[str],
     bounds_from_data: bool = False,
 ) -> list[str]:
-    """Write ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and return these names.
+    """Write the files of a result, and return their names.
+
+    They are ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and of a client
+    that has its own sizes ``own-sizes.html``.
 
     The first two contain centroids and noisy sizes. With bounds on sizes they also
     contain the weights of the power cells, and intervals. ``centroids.npz`` also
     contains the domain, and whether the run was private. A run whose bounds are from
     the data was not. The csv file is for people: its columns are `readable`, with names
     as `csv_name` writes them. Only `SynopsisKMeans` has a synopsis.
+
+    With a client's own sizes, ``centroids.npz`` and ``own-sizes.html`` hold exact counts
+    of its records, and say so. They must stay at the client.
     """
     names = [str(column) for column in columns]
     counts = result.counts
@@ -80,7 +95,8 @@ def write_centroids(
     )
     writer.writerows(zip(*table.values(), *cells, strict=True))
     _write(output / "centroids.csv", text.getvalue())
-    return ["centroids.npz", "centroids.csv", *_write_synopsis(output, result)]
+    written = ["centroids.npz", "centroids.csv", *_write_synopsis(output, result)]
+    return [*written, *_write_own_sizes(output, result, names)]
 
 
 def _write_synopsis(output: Path, result: Clustering | ClientResult) -> list[str]:
@@ -91,6 +107,19 @@ def _write_synopsis(output: Path, result: Clustering | ClientResult) -> list[str
         return []
     result.synopsis.save(path)
     return [FILE_NAME]
+
+
+def _write_own_sizes(
+    output: Path, result: Clustering | ClientResult, names: Sequence[str]
+) -> list[str]:
+    """Write the page of a client's own sizes, else remove that of an earlier run."""
+    path = output / OWN_SIZES
+    sizes = result.own_sizes if isinstance(result, ClientResult) else None
+    if sizes is None:
+        path.unlink(missing_ok=True)
+        return []
+    _write(path, site_page(sizes, result.centroids, result.domain, names))
+    return [OWN_SIZES]
 
 
 def _write(path: Path, text: str) -> None:
@@ -121,6 +150,19 @@ def print_warnings(console: Console, report: Report, statements: Sequence[str]) 
         lines.append(f"WARNING: {missed} of {report.n_clients} clients missed a round.")
     for words in (*lines, *report.warnings):
         console.print(Text(words, style="bold red"), soft_wrap=True)
+
+
+def print_own_sizes(sizes: SiteSizes, names: Sequence[str]) -> None:
+    """Print own sizes beside the noisy ones, and that they are private."""
+    console = Console()
+    shown = sizes.table(names)
+    first, *others = shown.head
+    columns = [Column(name, justify="right") for name in others]
+    table = Table(Column(first, overflow="fold"), *columns)
+    for row in shown.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(table)
+    console.print(Text(OWN_FACTS, style="bold"), soft_wrap=True)
 
 
 def privacy_line(report: Report) -> str:

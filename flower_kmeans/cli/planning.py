@@ -11,12 +11,14 @@ from rich.console import Console
 from flower_kmeans.cli import outputs
 from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
 from flower_kmeans.cli.options import Settings, even_widths, placeholders, takers
-from flower_kmeans.cli.preview import PreviewSizes, show_losses
+from flower_kmeans.cli.preview import Change, PreviewPlan, n_runs_of, show_preview
+from flower_kmeans.cli.preview_records import MadeUp, Sample, plain, sample_of
 from flower_kmeans.cli.printing import quiet_logs, warn_of_bounds
 from flower_kmeans.data import datasets
 from flower_kmeans.data.declared import DeclaredDomain, domain_from_file
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.report import clip_text
 from flower_kmeans.strategies import ClusteringStrategy, KMeansStrategy
@@ -35,6 +37,7 @@ class PlanRequest:
     parties: int | None
     server_points: int | None
     simulate: bool
+    sample: Path | None
     chart: Path | None
 
 
@@ -63,6 +66,10 @@ def show_plan(settings: Settings, request: PlanRequest) -> None:
     domain = _domain_of(request, declared, features or _DEFAULT_FEATURES)
     made = _make(settings, request, domain)
     strategy = made.strategy
+    source = None
+    if request.simulate:
+        # It may be refused, which nothing should precede.
+        source = _source_of(request, declared, made)
     console = Console(highlight=False)
     outputs.print_plan(
         console,
@@ -71,8 +78,8 @@ def show_plan(settings: Settings, request: PlanRequest) -> None:
         _size_noise(strategy),
         _facts(made),
     )
-    if request.simulate:
-        _show_losses(console, settings, request, made)
+    if source is not None:
+        _show_preview(console, settings, request, made, source)
 
 
 def _declared(settings: Settings, request: PlanRequest) -> DeclaredDomain | None:
@@ -112,7 +119,7 @@ def _domain_of(
     if declared is not None and tighten is None:
         tighten = declared.tighten
     # Only numbers and dates have ranges, so their noise depends on the declared columns.
-    if declared is not None and tighten is not None and not request.simulate:
+    if declared is not None and tighten is not None:
         return declared.as_public(tighten)
     return Box([-1.0] * features, [1.0] * features, tighten=tighten)
 
@@ -121,6 +128,7 @@ def _require_fitting(
     settings: Settings, request: PlanRequest, features: int | None
 ) -> None:
     """Require options that a plan of the strategy can use."""
+    _require_for_preview(settings, request)
     name = settings.name
     given = settings.given
     follows_from_points = settings.takes("server_data") and settings.unit == "client"
@@ -150,6 +158,23 @@ def _require_fitting(
         )
 
 
+def _require_for_preview(settings: Settings, request: PlanRequest) -> None:
+    """Require options of ``--simulate`` that fit together."""
+    if request.chart is not None and not request.simulate:
+        raise ConfigurationError("--chart requires --simulate.")
+    if request.sample is not None and not request.simulate:
+        raise ConfigurationError("--sample requires --simulate.")
+    if request.sample is not None and request.domain is None:
+        raise ConfigurationError(
+            "Expected --sample with --domain, which says how its columns are read. Got none."
+        )
+    if request.simulate and (settings.splits_columns or not settings.is_private):
+        raise ConfigurationError(
+            "Expected --simulate with a private strategy whose clients hold records. "
+            f"Got {settings.name} without."
+        )
+
+
 def _make(settings: Settings, request: PlanRequest, domain: Domain) -> _Plan:
     """Return the strategy for records of a domain."""
     given = settings.given
@@ -166,18 +191,6 @@ def _make(settings: Settings, request: PlanRequest, domain: Domain) -> _Plan:
         parameters["parties"] = even_widths(features, n_parties)
     else:
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
-    if request.chart is not None and not request.simulate:
-        raise ConfigurationError("--chart requires --simulate.")
-    if request.simulate and (settings.splits_columns or not settings.is_private):
-        raise ConfigurationError(
-            "Expected --simulate with a private strategy whose clients hold records. "
-            f"Got {settings.name} without."
-        )
-    if request.simulate and not isinstance(domain, Box):
-        raise ConfigurationError(
-            "Expected --simulate with bounds of columns, within which records are generated. "
-            f"Got a domain file with a {type(domain).__name__} instead."
-        )
     return _Plan(settings.make(domain, **parameters), domain, parameters)
 
 
@@ -230,6 +243,26 @@ def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     return noise * 2.0**-block.exponent * strategy.noise_factor
 
 
+def _source_of(
+    request: PlanRequest,
+    declared: DeclaredDomain | None,
+    made: _Plan,
+) -> MadeUp | Sample:
+    """Return where the records of a preview come from."""
+    domain = made.domain
+    tighten = None
+    if isinstance(domain, Box):
+        tighten = domain.tighten
+    if declared is not None:
+        domain = declared
+    domain = plain(domain, tighten)
+    n_clusters = made.strategy.n_clusters
+    if request.sample is None:
+        return MadeUp(domain, n_clusters)
+    table = read_table(request.sample, domain=declared)
+    return sample_of(table, domain, n_clusters)
+
+
 def _with_one_record_each(
     settings: Settings, made: _Plan
 ) -> tuple[Settings, dict[str, Any]]:
@@ -248,27 +281,43 @@ def _with_one_record_each(
     return replace(settings, unit="record", given=given), parameters
 
 
-def _show_losses(
-    console: Console, settings: Settings, request: PlanRequest, made: _Plan
+def _show_preview(
+    console: Console,
+    settings: Settings,
+    request: PlanRequest,
+    made: _Plan,
+    source: MadeUp | Sample,
 ) -> None:
-    """Run the plan on generated records, and print its losses."""
-    n_points = request.server_points
-
+    """Run the plan and changes of it, and print what they lose."""
     previewed, shared = _with_one_record_each(settings, made)
+    protects_clients = settings.unit == "client"
 
-    def make(epsilon: float, points: NDArray[np.float64]) -> Any:
+    def make(change: Change, points: NDArray[np.float64] | None) -> Any:
         parameters = dict(shared)
-        if n_points is not None:
+        parameters["n_records"] = round(change.size * shared["n_records"])
+        if protects_clients:
+            parameters["n_clients"] = round(change.size * shared["n_clients"])
+        if request.server_points is not None and points is not None:
             parameters["server_data"] = points
-        return replace(previewed, epsilon=epsilon).make(made.domain, **parameters)
+        chosen = replace(previewed, epsilon=change.epsilon)
+        return chosen.make(change.domain, **parameters)
 
-    sizes = PreviewSizes(
+    counted = "n_records"
+    if settings.counts_persons:
+        counted = "n_persons"
+    if protects_clients:
+        counted = "n_clients"
+    planned = shared["n_clients"] if protects_clients else shared["n_records"]
+    plan = PreviewPlan(
         n_records=shared["n_records"],
-        n_features=made.domain.n_features,
         n_clusters=made.strategy.n_clusters,
-        n_points=n_points or 0,
+        epsilon=made.strategy.privacy.epsilon or 1.0,  # not None: the run is private
+        n_points=request.server_points or 0,
+        counted=counted,
+        planned=planned,
+        n_runs=n_runs_of(shared["n_records"], made.domain.n_features),
     )
-    epsilon = made.strategy.privacy.epsilon or 1.0  # not None, as the run is private
     seed = settings.given.get("seed", 0)
-    with quiet_logs():
-        show_losses(console, make, epsilon, sizes, seed, request.chart)
+    # The table says it of all runs together.
+    with quiet_logs(also=("flower_kmeans.client",)):
+        show_preview(console, make, source, plan, seed, request.chart)

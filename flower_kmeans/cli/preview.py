@@ -1,9 +1,10 @@
-"""The expected loss of a plan: its strategy on generated records, before any run."""
+"""The expected result of a plan, and of changes to it: simulated runs before any run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from rich import box
@@ -14,234 +15,502 @@ from rich.text import Text
 
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.cli.plot import require_file
-from flower_kmeans.data.generators import separated_clusters, sizes_of
+from flower_kmeans.cli.preview_records import TIGHTEN, TIGHTENED, RecordSource
+from flower_kmeans.data.domain import Domain, squared_norms
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
-from flower_kmeans.metrics import inertia
-from flower_kmeans.report.curves import Curve, draw_lines
+from flower_kmeans.report.comparison import GOOD, USABLE, Comparison, Verdict
+from flower_kmeans.report.comparison import compared as compared_with_kmeans
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from flower_kmeans.report.clustering import Clustering
     from flower_kmeans.strategies import KMeansStrategy
 
-Make = Callable[[float, FloatArray], "KMeansStrategy"]
-"""Takes an epsilon and the server's points, and returns the strategy."""
-
-RUNS = 3
-KINDS = {"easy": 0.3, "overlapping": -0.1}
-"""Kinds of generated records, and their degree of separation (`data.generators`).
-
-Without privacy, k-means assigns nearly all easy records to their cluster, and about
-five of six overlapping records.
-"""
-_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the user's epsilon
+RUNS = 9
+"""Runs of each change, with other records and other noise, if they are short."""
+RUNS_IF_LONG = 5
+_MOST_OF_SHORT = 200_000  # numbers in the records of a short run
+FACTORS = (0.5, 2.0)
+"""Of the planned epsilon, and of the planned number of records."""
+LEAST_FALL = 0.02
+"""Fall of the lost gain below which no change is advised."""
+ENOUGH = 0.8
+"""Fraction of the runs that are as good as without privacy, if nothing need change."""
+SURE = 0.99
+"""Confidence that an advised change helps, for each change alone."""
 _MOST_NUMBERS = 5 * 10**7
 
+Varied = Literal["plan", "bounds", "size", "epsilon"]
 
-class PreviewSizes(NamedTuple):
-    """The numbers of a plan."""
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a plan, or the plan itself."""
+
+    axis: Varied
+    label: str
+    epsilon: float
+    size: float  # factor of the planned number of records, persons or clients
+    domain: Domain
+    bounds: str = "planned"  # on the axis of bounds
+    is_offer: bool = False  # whether it may make a run better
+
+    @property
+    def subject(self) -> str:
+        """What is changed, in a word."""
+        if self.axis == "bounds":
+            return "the bounds"
+        return self.label.split()[0]
+
+
+Make = Callable[[Change, FloatArray | None], "KMeansStrategy"]
+"""Takes a change and the server's points, and returns the strategy."""
+
+
+class PreviewPlan(NamedTuple):
+    """The numbers of a plan, and of its runs."""
 
     n_records: int
-    n_features: int
     n_clusters: int
+    epsilon: float
+    counted: str  # the name of the number of protected units: n_records, n_persons, ...
+    planned: int  # this number
+    n_runs: int
     n_points: int = 0  # number of the server's points
 
 
-class Case(NamedTuple):
-    """Generated records in [-1, 1], and costs to compare with."""
+class Row(NamedTuple):
+    """A change, and its comparisons with k-means without privacy, one for each run."""
 
-    records: FloatArray  # (n, d)
-    points: FloatArray  # (m, d), the server's own
-    centers: FloatArray  # (k, d), of the generated clusters
-    least: float  # cost of k-means without privacy
-    single: float  # cost of one cluster
+    change: Change
+    runs: tuple[Comparison, ...]
+
+    @property
+    def losses(self) -> list[float]:
+        """Lost gains of the runs, in their order."""
+        return [run.largest_lost_gain for run in self.runs]
+
+    @property
+    def middle(self) -> Comparison:
+        """The run with the median lost gain, the larger of two."""
+        ordered = sorted(self.runs, key=lambda run: run.largest_lost_gain)
+        return ordered[len(ordered) // 2]
+
+    @property
+    def loss(self) -> str:
+        """The median lost gain as text."""
+        return _rounded(self.middle.largest_lost_gain)
+
+    def is_better_than(self, other: "Row") -> bool:
+        """Return whether it loses less, by `LEAST_FALL` and beyond the spread of the runs.
+
+        The runs are compared by their ranks (Mann and Whitney, one-sided, at the level
+        1 - `SURE`), because a single bad run may lose many times the others' loss.
+        """
+        from scipy.stats import mannwhitneyu
+
+        fall = other.middle.largest_lost_gain - self.middle.largest_lost_gain
+        if fall < LEAST_FALL:
+            return False
+        found = mannwhitneyu(self.losses, other.losses, alternative="less")
+        return bool(found.pvalue < 1 - SURE)
 
 
-class Loss(NamedTuple):
-    """The losses of one private run."""
-
-    kind: str
-    epsilon: float
-    seed: int
-    ratio: float  # its cost over the cost of k-means without privacy
-    single: float  # cost of one cluster over the cost of k-means without privacy
-    found: int  # number of generated clusters with different nearest centroids
+def _rounded(loss: float) -> str:
+    # Adding zero turns a rounded -0.0 into 0.0.
+    return f"{round(loss, 2) + 0.0:.2f}"
 
 
-def case_of(kind: str, seed: int, sizes: PreviewSizes) -> Case:
-    """Return generated records of Gaussian clusters of equal sizes.
+def changes_of(plan: PreviewPlan, source: RecordSource) -> list[Change]:
+    """Return the plan, and changes of its epsilon, its numbers and its bounds, in order."""
+    planned = Change("plan", "as planned", plan.epsilon, 1.0, source.domain)
+    found = [planned]
+    for factor in FACTORS:
+        epsilon = factor * plan.epsilon
+        change = replace(
+            planned,
+            axis="epsilon",
+            label=f"epsilon {epsilon:.4g}",
+            epsilon=epsilon,
+            is_offer=factor > 1,
+        )
+        found.append(change)
+    for factor in FACTORS:
+        change = replace(
+            planned,
+            axis="size",
+            label=f"{plan.counted} {round(factor * plan.planned):,}",
+            size=factor,
+            is_offer=factor > 1,
+        )
+        found.append(change)
+    for other in source.other_bounds():
+        change = replace(
+            planned,
+            axis="bounds",
+            label=other.label,
+            domain=other.domain,
+            bounds=other.tick,
+            is_offer=other.is_offer,
+        )
+        found.append(change)
+    return found
 
-    They and the server's points are scaled by their own range, so the bounds are as
-    tight as possible.
+
+# ------------------------------------------------------------------------------ runs
+
+
+class LeftOut(NamedTuple):
+    """A change that the plan's other options do not allow, and why."""
+
+    change: Change
+    why: str
+
+
+def possible(
+    changes: Sequence[Change], make: Make, plan: PreviewPlan, n_features: int
+) -> tuple[list[Change], list[LeftOut]]:
+    """Return the changes that can be simulated, and those that cannot.
+
+    Raises
+    ------
+    ConfigurationError
+        If the plan itself cannot.
     """
-    require("sklearn.cluster", "A preview", "sklearn")
-    from sklearn.cluster import KMeans
-
-    n_records, n_features, n_clusters, n_points = sizes
-    each = sizes_of(n_records + n_points, np.ones(n_clusters))
-    made = separated_clusters(each, n_features, KINDS[kind], seed)
-    low = made.records.min(axis=0)
-    width = made.records.max(axis=0) - low
-    every = 2 * (made.records - low) / width - 1
-    centers = 2 * (made.centers - low) / width - 1
-    records = every[:n_records]
-    points = every[n_records:]
-    # The generated centres are a start, too: they are near the optimum, which random
-    # starts may miss.
-    starts = (centers, 1), ("k-means++", 3)
-    models = (
-        KMeans(n_clusters, init=init, n_init=n, random_state=seed).fit(records)
-        for init, n in starts
-    )
-    least = min(float(model.inertia_) for model in models)
-    mean = records.mean(axis=0, keepdims=True)
-    return Case(records, points, centers, least, inertia(records, mean))
+    found = []
+    left_out = []
+    for change in changes:
+        try:
+            _require_size(_number_of(plan, change), plan, n_features)
+            make(change, None)
+        except ConfigurationError as error:
+            if change.axis == "plan":
+                raise
+            left_out.append(LeftOut(change, str(error)))
+        else:
+            found.append(change)
+    return found, left_out
 
 
-def losses(
-    make: Make, epsilon: float, sizes: PreviewSizes, seed: int = 0
-) -> Iterator[Loss]:
-    """Yield the results of `RUNS` runs for each kind of records, and several epsilons.
+def n_runs_of(n_records: int, n_features: int) -> int:
+    """Return the number of runs of each change, which long runs have fewer of."""
+    if n_records * n_features > _MOST_OF_SHORT:
+        return RUNS_IF_LONG
+    return RUNS
+
+
+def _number_of(plan: PreviewPlan, change: Change) -> int:
+    return round(plan.n_records * change.size)
+
+
+def _require_size(n_records: int, plan: PreviewPlan, n_features: int) -> None:
+    option = "--n-records"
+    if plan.counted == "n_persons":
+        option = "--n-persons"
+    if n_records <= plan.n_clusters:
+        raise ConfigurationError(
+            f"Expected {option} above --clusters with --simulate, or k-means costs nothing. "
+            f"Got {n_records} and {plan.n_clusters} instead."
+        )
+    if n_records * n_features > _MOST_NUMBERS:
+        raise ConfigurationError(
+            f"Expected {option} x columns of at most {_MOST_NUMBERS:,} with --simulate, which "
+            f"makes the records. Got {n_records:,} x {n_features:,} instead: take fewer records, "
+            "with which the loss is larger."
+        )
+
+
+def compared(
+    changes: Sequence[Change],
+    make: Make,
+    source: RecordSource,
+    plan: PreviewPlan,
+    seed: int = 0,
+) -> Iterator[tuple[Change, Comparison]]:
+    """Yield the changes with a comparison, as many times as the plan has runs.
+
+    Changes of one number of records have the same records, in each of the runs.
 
     Parameters
     ----------
+    changes : sequence of Change
     make : callable
-        ``make(epsilon, points)`` returns the strategy for records in [-1, 1].
-    epsilon : float
-        The middle one of the epsilons.
-    sizes : PreviewSizes
+        ``make(change, points)`` returns the strategy.
+    source : RecordSource
+    plan : PreviewPlan
     seed : int
         Seed of the first records. The noise has no seed.
     """
     from flower_kmeans.simulation import simulate
 
-    n_records, n_features, n_clusters, _ = sizes
-    if n_records <= n_clusters:
-        raise ConfigurationError(
-            "Expected --n-records above --clusters with --simulate, or k-means costs nothing. "
-            f"Got {n_records} and {n_clusters} instead."
-        )
-    if n_records * n_features > _MOST_NUMBERS:
-        raise ConfigurationError(
-            f"Expected --n-records x --features of at most {_MOST_NUMBERS:,} with --simulate, "
-            f"which generates them. Got {n_records:,} x {n_features:,} instead: take fewer "
-            "records, with which the loss is larger."
-        )
-    for kind in KINDS:
-        for each in range(seed, seed + RUNS):
-            case = case_of(kind, each, sizes)
-            for factor in _FACTORS:
-                strategy = make(factor * epsilon, case.points)
+    judged = source.judged
+    by_size: dict[float, list[Change]] = {}
+    for change in changes:
+        by_size.setdefault(change.size, []).append(change)
+    for each in range(seed, seed + plan.n_runs):
+        for same in by_size.values():
+            drawn = source.draw(_number_of(plan, same[0]), plan.n_points, each)
+            without_privacy = None
+            for change in same:
+                strategy = make(change, drawn.points)
                 # The records are in random order.
-                parts = np.array_split(case.records, strategy.n_clients or 1)
+                parts = np.array_split(drawn.records, strategy.n_clients or 1)
                 clustering = simulate(strategy, parts)
-                yield Loss(
-                    kind,
-                    factor * epsilon,
-                    each,
-                    clustering.inertia(case.records) / case.least,
-                    case.single / case.least,
-                    len({*clustering.predict(case.centers, nearest=True).tolist()}),
-                )
+                squares = _squares(clustering, drawn.records, judged)
+                if without_privacy is None:
+                    without_privacy = compared_with_kmeans(
+                        judged.compared(drawn.records),
+                        squares,
+                        judged,
+                        plan.n_clusters,
+                        np.ones(len(squares)),
+                        each,
+                    )
+                yield change, replace(without_privacy, cost=float(squares.sum()))
 
 
-def show_losses(
+def _squares(
+    clustering: "Clustering", records: FloatArray, judged: Domain
+) -> FloatArray:
+    """Return squared distances to the clusters' centroids, (n,), in the judged units."""
+    labels = clustering.predict(records)
+    residuals = judged.compared(records) - clustering.centroids[labels]
+    return squared_norms(residuals / judged.unit)
+
+
+def rows_of(
+    changes: Sequence[Change], runs: Iterable[tuple[Change, Comparison]]
+) -> list[Row]:
+    """Return the changes with all of their comparisons, in order."""
+    found: dict[Change, list[Comparison]] = {change: [] for change in changes}
+    for change, comparison in runs:
+        found[change].append(comparison)
+    return [Row(change, tuple(own)) for change, own in found.items()]
+
+
+# ----------------------------------------------------------------------------- advice
+
+
+_CHEAPEST_FIRST: tuple[Varied, ...] = ("bounds", "size", "epsilon")
+"""Changes by what they cost: nothing, more records, or privacy."""
+
+
+def advice(rows: Sequence[Row], source: RecordSource) -> str:
+    """Return what to change first, from the measured rows, the planned one first."""
+    planned = rows[0]
+    sentences = [_first(planned, rows)]
+    if source.fills:
+        sentences += _if_wide(planned, rows)
+    return " ".join(sentences)
+
+
+def _first(planned: Row, rows: Sequence[Row]) -> str:
+    begin = "What to change first:"
+    n_good = sum(run.verdict == "as good as without privacy" for run in planned.runs)
+    n_runs = len(planned.runs)
+    if n_good >= ENOUGH * n_runs:
+        good = f"as good as without privacy in {n_good} of {n_runs} runs"
+        return f"{begin} nothing. The plan is {good}."
+    better = [
+        row for row in rows if row.change.is_offer and row.is_better_than(planned)
+    ]
+    if not better:
+        return (
+            f"{begin} no single one of these. None lowers the lost gain of {planned.loss} clearly "
+            "beyond the spread of the runs. Change several, or take fewer clusters or columns."
+        )
+    best = min(better, key=lambda row: row.middle.largest_lost_gain)
+    # Of changes that the runs cannot tell apart, the one that costs least.
+    equal = [row for row in better if not best.is_better_than(row)]
+    chosen = min(equal, key=lambda row: _CHEAPEST_FIRST.index(row.change.axis))
+    text = (
+        f"{begin} {chosen.change.subject}. With {chosen.change.label}, the lost gain falls "
+        f"from {planned.loss} to {chosen.loss}: {chosen.middle.verdict}."
+    )
+    others = [f"{row.change.label} ({row.loss})" for row in better if row is not chosen]
+    if others:
+        text += f" Also better than planned: {', '.join(others)}."
+    return text
+
+
+def _if_wide(planned: Row, rows: Sequence[Row]) -> list[str]:
+    """Return what bounds that are too wide would do, for records made up to fill them."""
+    of_bounds = [row for row in rows if row.change.axis == "bounds"]
+    wide = [row for row in of_bounds if row.change.bounds != TIGHTENED]
+    if not wide:
+        return []
+    widest = wide[-1]
+    if not planned.is_better_than(widest):
+        return [f"With {widest.change.label} it is not clearly worse."]
+    text = (
+        f"All this is for records that fill the bounds. With {widest.change.label}, the lost gain "
+        f"is {widest.loss}: {widest.middle.verdict}."
+    )
+    for row in of_bounds:
+        if row.change.bounds == TIGHTENED and row.is_better_than(widest):
+            text += f" Then --tighten {TIGHTEN} makes it {row.loss}."
+    return [text]
+
+
+# ----------------------------------------------------------------------------- output
+
+
+def show_preview(
     console: Console,
     make: Make,
-    epsilon: float,
-    sizes: PreviewSizes,
+    source: RecordSource,
+    plan: PreviewPlan,
     seed: int = 0,
     chart: Path | None = None,
 ) -> None:
-    """Print a table of losses by epsilon, and draw it if a file is named.
+    """Print a table of changes and what to change first, and draw it if a file is named.
 
     Parameters
     ----------
     console : Console
-    make, epsilon, sizes, seed
-        As for `losses`.
+    make, source, plan, seed
+        As for `compared`.
     chart : Path, optional
-        A new file for a chart. It needs matplotlib.
+        A new file for a picture. It needs matplotlib.
     """
     if chart is not None:
         require_file("--chart", chart)  # before the runs, which may take long
-    runs: Iterable[Loss] = losses(make, epsilon, sizes, seed)
+    all_changes = changes_of(plan, source)
+    changes, left_out = possible(all_changes, make, plan, source.domain.n_features)
+    runs: Iterable[tuple[Change, Comparison]]
+    runs = compared(changes, make, source, plan, seed)
     # A progress bar can only move in a terminal.
     if console.is_interactive:
-        total = len(KINDS) * RUNS * len(_FACTORS)
+        total = len(changes) * plan.n_runs
         runs = track(runs, "simulating", total, console=console, transient=True)
-    rows = list(runs)
+    rows = rows_of(changes, runs)
 
     head = (
-        "Expected loss: the cost over that of k-means without privacy, and how many of "
-        f"{sizes.n_clusters} clusters get a separate centroid. Medians of {RUNS} runs, in brackets "
-        "the least and the largest."
+        f"Expected result of the plan and of single changes: {plan.n_runs} simulated runs of each. "
+        "Lost gain: 0 is as good as k-means without privacy, 1 is no better than one cluster (or "
+        "than centroids that saw no record, if these are better). Medians, in brackets the least "
+        "and the largest."
     )
-    seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
-    if chart is not None:
-        seeds += " The chart has means of the runs."
     console.print(Text(head), soft_wrap=True)
-    console.print(_table(rows, epsilon, sizes.n_clusters))
-    console.print(Text(f"{_generated(sizes)}\n{seeds}"), soft_wrap=True)
+    console.print(_table(rows))
+    for each in left_out:
+        text = f"Left out: {each.change.label}. {each.why}"
+        console.print(Text(text), soft_wrap=True)
+    console.print(Text(_assumptions(source, plan, seed)), soft_wrap=True)
+    console.print(Text(advice(rows, source), style="bold"), soft_wrap=True)
     if chart is not None:
-        _draw(chart, rows)
+        _draw(chart, rows, plan)
 
 
-def _table(rows: Sequence[Loss], epsilon: float, n_clusters: int) -> Table:
-    """Return a table with a row of losses for each epsilon and for a single cluster."""
-    table = Table("epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
-    for kind in KINDS:
-        table.add_column(f"{kind}: loss", justify="right")
-        table.add_column("clusters", justify="right")
-    for factor in _FACTORS:
-        cells = [f"{factor * epsilon:.4g}"]
-        for kind in KINDS:
-            key = kind, factor * epsilon
-            found = [row for row in rows if (row.kind, row.epsilon) == key]
-            cells.append(_spread([row.ratio for row in found]))
-            cells.append(f"{median(row.found for row in found)} of {n_clusters}")
-        table.add_row(*cells)
-    cells = ["(one cluster)"]
-    for kind in KINDS:
-        single = median(row.single for row in rows if row.kind == kind)
-        cells += [f"{single:.2f}", f"1 of {n_clusters}"]
-    table.add_row(*cells)
+def _table(rows: Sequence[Row]) -> Table:
+    """Return a table with a row for each change."""
+    table = Table("change", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cost / k-means", justify="right")
+    table.add_column("lost gain", justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        spread = f"({_rounded(min(row.losses))} to {_rounded(max(row.losses))})"
+        table.add_row(
+            row.change.label,
+            f"{row.middle.ratio:.2f}",
+            f"{row.loss} {spread}",
+            row.middle.verdict,
+        )
     return table
 
 
-def _generated(sizes: PreviewSizes) -> str:
-    """Return a description of the generated records."""
-    easy, hard = KINDS.values()
-    own = f", and {sizes.n_points:,} for the server," if sizes.n_points else ""
-    return (
-        f"{sizes.n_records:,} records{own} are generated from {sizes.n_clusters} Gaussian clusters "
-        f"of equal sizes in {sizes.n_features} columns of numbers (no categories) and dealt to the "
-        f"clients at random. Easy clusters are well separated (degree {easy}), overlapping ones "
-        f"are not ({hard}). The bounds are the generated range: wider bounds or non-Gaussian "
-        "clusters lose more."
-    )
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
-
-
-def _draw(path: Path, rows: Sequence[Loss]) -> None:
-    """Write a chart of the losses, a panel for each kind of records."""
-    panels: dict[str, dict[str, Curve]] = {}
-    for row in rows:
-        curves = panels.setdefault(
-            f"{row.kind} clusters", {"private": {}, "one cluster": {}}
+def _assumptions(source: RecordSource, plan: PreviewPlan, seed: int) -> str:
+    """Return how the runs were made, in sentences."""
+    sentences = [source.text]
+    if plan.counted == "n_persons":
+        sentences.append("Each person has one record.")
+    if plan.counted == "n_clients":
+        sentences.append("With other n_clients, each client has as many records.")
+    if plan.n_points:
+        sentences.append(
+            f"The server's {plan.n_points:,} points are made in the same way."
         )
-        curves["private"].setdefault(row.epsilon, {})[row.seed] = row.ratio
-        # a level line
-        curves["one cluster"].setdefault(None, {})[row.seed] = row.single
-    figure = draw_lines(
-        panels,
-        sorted({row.epsilon for row in rows}),
-        dashed=("one cluster",),
-        ylabel="mean cost / that of k-means",
-        bands=False,
+    sentences.append(
+        "Records are dealt to the clients at random. The costs of all rows are in the same scaled "
+        "units, those of bounds as tight as the records. "
+        f"Seeds of the records: {seed} to {seed + plan.n_runs - 1}. The noise has none."
     )
+    return " ".join(sentences)
+
+
+_PANELS: dict[Varied, str] = {
+    "epsilon": "epsilon",
+    "size": "",  # the name of the number
+    "bounds": "bounds, times as wide",
+}
+_COLOURS: dict[Verdict, str] = {
+    "as good as without privacy": "tab:green",
+    "usable": "tab:blue",
+    "mostly noise": "tab:orange",
+    "worse than one cluster": "tab:red",
+}
+_LIMITS = (-0.05, GOOD, USABLE, 1.0, 1.3)
+"""Limits of the lost gain between two verdicts, in the picture."""
+
+
+def _draw(path: Path, rows: Sequence[Row], plan: PreviewPlan) -> None:
+    """Write a picture of the table, a panel for epsilon, N and bounds each."""
+    from matplotlib.figure import Figure
+
+    panels = {
+        axis: title or plan.counted
+        for axis, title in _PANELS.items()
+        if any(row.change.axis == axis for row in rows)
+    }
+    figure = Figure(figsize=(3.6 * len(panels), 3.8), layout="constrained", dpi=120)
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for (axis, title), panel in zip(panels.items(), axes, strict=True):
+        _draw_panel(panel, axis, rows, plan)
+        panel.set_xlabel(title)
+    axes[0].set_ylim(_LIMITS[0], _LIMITS[-1])
+    axes[0].set_ylabel("lost gain: 0 as k-means,\n1 as one cluster")
+    for verdict, color in _COLOURS.items():
+        axes[0].plot([], [], "o", color=color, label=verdict)
+    axes[0].plot([], [], "^", color="gray", label=f"above {_LIMITS[-1]}")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     with open_private(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower())
+
+
+def _draw_panel(
+    panel: "Axes", axis: Varied, rows: Sequence[Row], plan: PreviewPlan
+) -> None:
+    """Draw each run as a point in the colour of its verdict, and the medians."""
+    shown = [row for row in rows if row.change.axis in ("plan", axis)]
+    shown.sort(key=lambda row: (row.change.epsilon, row.change.size))
+    bands = zip(pairwise(_LIMITS), _COLOURS.values(), strict=True)
+    for (low, high), color in bands:
+        panel.axhspan(low, high, color=color, alpha=0.1, lw=0)
+    most = _LIMITS[-1]
+    medians = [min(row.middle.largest_lost_gain, most) for row in shown]
+    panel.plot(range(len(shown)), medians, "_", color="black", markersize=24)
+    if axis != "bounds":  # which have no order
+        panel.plot(range(len(shown)), medians, "-", color="gray", zorder=1)
+    for place, row in enumerate(shown):
+        for run in row.runs:
+            loss = run.largest_lost_gain
+            mark = "o" if loss < most else "^"
+            color = _COLOURS[run.verdict]
+            # A mark at the edge is drawn whole.
+            panel.plot(
+                [place], [min(loss, most)], mark, color=color, alpha=0.6, clip_on=False
+            )
+    ticks = [_tick(row.change, axis, plan) for row in shown]
+    panel.set_xticks(range(len(shown)), ticks)
+    panel.set_xlim(-0.5, len(shown) - 0.5)
+
+
+def _tick(change: Change, axis: Varied, plan: PreviewPlan) -> str:
+    """Return the name of a change on an axis of the picture."""
+    if axis == "epsilon":
+        return f"{change.epsilon:.4g}"
+    if axis == "size":
+        return f"{round(change.size * plan.planned):,}"
+    return change.bounds

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -29,16 +29,17 @@ def warn_of_bounds() -> None:
 
 
 @contextmanager
-def quiet_logs(*, verbose: bool = False) -> Iterator[None]:
+def quiet_logs(*, verbose: bool = False, also: Sequence[str] = ()) -> Iterator[None]:
     """Hide the logs of Flower and Ray, except errors, while a command runs.
 
     Clients' lines about their records are hidden, too. The command prints them for all
-    clients together.
+    clients together. ``also`` names further logs.
     """
     if verbose:
         yield
         return
-    loggers = [logging.getLogger(name) for name in ("flwr", "flower_kmeans.data")]
+    names = ("flwr", "flower_kmeans.data", *also)
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -499,6 +499,8 @@ def _print_result(console: Console, run: RunInputs, ended: Ended) -> None:
     if report.ranges:
         texts = [each.text for each in report.ranges]
         _print_line(console, "Ranges", shortened(texts, "; "))
+    if report.silhouette is not None:
+        _print_line(console, "Quality", report.silhouette.text)
     _print_line(console, "Cost", cost)
     rounds = counted(report.n_rounds, "round")
     times = f"{rounds} in {ended.seconds:.1f} s"

@@ -87,6 +87,11 @@ class PrivacyBudget:
         """Whether each person counts as one, however many records they have."""
         return self.unit == "person"
 
+    @property
+    def counted(self) -> str:
+        """Noun for the units in which sizes of clusters are counted: records or persons."""
+        return "persons" if self.counts_persons else "records"
+
     def resolved(self, n_units: int) -> "PrivacyBudget":
         """Return this budget with a delta in place of ``None``.
 

@@ -90,6 +90,9 @@ class Client:
     # work done once for all clients of a simulation
     shared: SharedWork = NO_SHARED_WORK
     load_weights: Callable[[], Any] | None = None
+    # Whether on_result gets the client's own sizes of clusters. The clients of a
+    # simulation have one result for all of them.
+    with_own_sizes: bool = False
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Return the reply to one message.

@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.answers import split, words_of_rows
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.state import Query
 from flower_kmeans.algorithms.weights import record_width
-from flower_kmeans.arrays import IntArray
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.data.findings import moved_text
 from flower_kmeans.data.sources import (
@@ -38,9 +38,11 @@ from flower_kmeans.protocol import checks, transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Code
 from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.session import SPENT, ClientSession, Memory
 from flower_kmeans.protocol.transcript import ZERO
+from flower_kmeans.report.site_sizes import cluster_sizes
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
@@ -280,6 +282,33 @@ class Records:
             _log_outside(run.doc_hash, domain, found[n_words:])
         return found[:n_words]
 
+    def own_sizes(self, result: ClientResult, session: ClientSession) -> FloatArray:
+        """Return the exact sizes of a result's clusters in all records, (k,), in one pass.
+
+        Records, or persons if the run protects persons, as the rounds weighed them. The
+        result is for the client's own files only.
+
+        Raises
+        ------
+        ChangedError, RefuseError
+            If the records are not those of the session, or cannot be read.
+        """
+        run = self._run
+        if run.trust.commits_to_records and self._policy.copy_records:
+            self._copy = self._memory.load_records(run.doc_hash, session)
+        part: RowPart = partial(
+            _cluster_sizes,
+            run.algorithm,
+            result.centroids,
+            result.domain,
+            result.weights,
+        )
+        total = self._summed(part, len(result.centroids), session)
+        if self._weighing is None:
+            return total.astype(np.float64)
+        # A person with records here alone weighs this much at most.
+        return total / self._weighing.room
+
     def _summed(self, part: RowPart, n_words: int, session: ClientSession) -> IntArray:
         """Return the sum of a function over all records, (words,) int64, in one pass."""
         algorithm = self._run.algorithm
@@ -301,6 +330,18 @@ class Records:
         for block in blocks:
             total += part(block)
         return total
+
+
+def _cluster_sizes(
+    algorithm: Algorithm,
+    centroids: FloatArray,
+    domain: Domain,
+    weights: FloatArray | None,
+    rows: NDArray[Any],
+) -> IntArray:
+    """Return the sum of the weights of rows, which may have none, in each cluster."""
+    records, record_weights = split(algorithm, rows)
+    return cluster_sizes(records, centroids, domain, weights, record_weights)
 
 
 def weighing_of(algorithm: Algorithm) -> Weighing | None:

@@ -10,24 +10,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms import plausibility, tightened
+from flower_kmeans.algorithms import judged, plausibility, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.plausibility import Finding
 from flower_kmeans.algorithms.queries import require_within
-from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.released import SilhouetteSums, SizeReport
 from flower_kmeans.algorithms.state import State
 from flower_kmeans.algorithms.tightened import BOX
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.sources import RecordsLike, as_source, weighed
 from flower_kmeans.data.table_domain import domain_arrays
+from flower_kmeans.data.weights import MOST_WEIGHT, Weighing
 from flower_kmeans.errors import ConfigurationError, DataError, MessageError
 from flower_kmeans.files import open_private
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.noise import noise_factor
 from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.wire import MAX_SLOTS, decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import Clustering, assigned, centroid_table
 from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.export import sklearn_model
 from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.silhouette import Silhouette
+from flower_kmeans.report.site_sizes import PRIVATE, SiteSizes, cluster_sizes
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import html_summary
 
@@ -35,6 +41,9 @@ _ROUNDING = 1e-9
 _RESULT_NAMES = 2**10  # most bytes of a result beside its numbers
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
+_KEY_BYTES = 32  # of the hash that compares ids
+_SILHOUETTE = "silhouette"
+_SILHOUETTE_NOISE = "silhouette_noise"
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +66,14 @@ class ClientResult:
     # The findings as sentences. If clients computed the result, the algorithm's warnings
     # come before.
     warnings: tuple[str, ...] = ()
+    # how well the clusters are apart; set with ``quality=True``
+    silhouette: Silhouette | None = None
     # (d, 2), the released ranges as in the algorithm's state; set if it finds ranges
     box: IntArray | None = None
+    counted: str = "records"  # noun for the units of ``counts``, or "persons"
+    # This client's own sizes beside the noisy ones, in ``on_result`` of a node: exact,
+    # and so private. No server and no other client has them.
+    own_sizes: SiteSizes | None = None
 
     def __repr__(self) -> str:
         # It must not show the values, because it may go to a log.
@@ -86,8 +101,62 @@ class ClientResult:
         """Return the cluster of each record, (n,) int64, as `Clustering.predict` does."""
         return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
+    def sizes_of(
+        self, records: RecordsLike, ids: Iterable[object] | None = None
+    ) -> SiteSizes:
+        """Return the exact sizes of these clusters in records, beside the noisy ones.
+
+        A record belongs to its cluster by `predict`. A null record counts as none. The
+        result is as private as the records.
+
+        Parameters
+        ----------
+        records : RecordsLike
+            Of a type that ``load_data`` may return. They are read in blocks.
+        ids : iterable of hashable, optional
+            One id for each record, exactly if the sizes count persons. The records of a
+            person count as one together.
+
+        Raises
+        ------
+        ConfigurationError, ConfigurationTypeError, DataError
+            If ids are missing or not needed, or records or ids cannot be read.
+        """
+        counts_persons = self.counted == "persons"
+        if counts_persons != (ids is not None):
+            raise ConfigurationError(
+                f"Expected ids exactly for sizes that count persons. These count {self.counted}. "
+                f"Got {'no ids' if ids is None else 'ids'}."
+            )
+        source = as_source(records, self.domain.n_features, self.domain.columns)
+        full = 1
+        if counts_persons:
+            full = MOST_WEIGHT
+            weighing = Weighing(full, max_clients_per_person=1)
+            key = token(_KEY_BYTES)
+            source, _ = weighed(source, weighing, ids, None, key, self.domain.are_null)
+        total = np.zeros(len(self.centroids), dtype=np.int64)
+        for block in source.blocks():
+            own = block
+            shares = None
+            if counts_persons:
+                own = block[:, :-1]
+                shares = block[:, -1]
+            total += cluster_sizes(
+                own, self.centroids, self.domain, self.weights, shares
+            )
+        return SiteSizes(total / full, self.counts, self.counted)
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted model of scikit-learn, as `Clustering.to_sklearn` does."""
+        return sklearn_model(self.centroids, self.domain, self.weights)
+
     def save(
-        self, path: str | PathLike[str], columns: Sequence[str] | None = None
+        self,
+        path: str | PathLike[str],
+        columns: Sequence[str] | None = None,
+        *,
+        own_sizes: bool = True,
     ) -> None:
         """Write the whole result to an npz file, which only its owner can read.
 
@@ -100,6 +169,10 @@ class ClientResult:
             Path of the file.
         columns : sequence of str, optional
             Names of the columns, if the domain has none. Default: x0, x1 and so on.
+        own_sizes : bool, default: True
+            Write this client's own sizes too, if the result has them. The file then holds
+            exact counts and says so in its array ``PRIVATE``. A file without them holds
+            released values alone.
 
         Raises
         ------
@@ -118,7 +191,10 @@ class ClientResult:
                 f"Expected columns as the names of the result's {d} columns, in its order: "
                 f"{own or 'it has none'}. Got {tuple(columns or ())} instead."
             )
-        arrays = result_arrays(self, names)
+        result = self
+        if not own_sizes:
+            result = replace(self, own_sizes=None)
+        arrays = result_arrays(result, names)
         arrays["run"] = np.array(self.run)
         if self.synopsis is not None:
             arrays |= _prefixed(self.synopsis)
@@ -129,7 +205,10 @@ class ClientResult:
 def result_arrays(
     result: "Clustering | ClientResult", columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the arrays of a result for an npz file, without its synopsis."""
+    """Return the arrays of a result for an npz file, without its synopsis.
+
+    With a client's own sizes they hold exact counts, and the mark of these.
+    """
     arrays: dict[str, Any] = {
         "centroids": result.centroids,
         "counts": result.counts,
@@ -143,6 +222,12 @@ def result_arrays(
     if sizes is not None:
         arrays["sizes"] = np.array(sizes.counts)
         arrays["size_interval"] = sizes.interval
+    # Readers take "records" for a file without it.
+    if result.counted != "records":
+        arrays["counted"] = np.array(result.counted)
+    if isinstance(result, ClientResult) and result.own_sizes is not None:
+        arrays["PRIVATE"] = np.array(PRIVATE)
+        arrays["own_sizes"] = result.own_sizes.own
     return arrays
 
 
@@ -195,6 +280,7 @@ def result_of(
     if algorithm.mixture is not None:
         mixture = algorithm.mixture.learned(state, noise_factor)
         synopsis = None if mixture is None else Synopsis(mixture, domain)
+    sums = judged.sums_of(algorithm, state, noise_factor)
     found = tuple(findings)
     sentences = plausibility.sentences(algorithm, found)
     of_columns = column_warnings(centroids, domain, synopsis)
@@ -209,7 +295,9 @@ def result_of(
         is_private=run.trust.is_private,
         findings=found,
         warnings=(*algorithm.warnings(state), *sentences, *of_columns),
+        silhouette=None if sums is None else Silhouette(sums),
         box=state.arrays[BOX] if algorithm.finds_ranges else None,
+        counted=algorithm.budget.counted,
     )
 
 
@@ -226,6 +314,8 @@ def longest_result(run: Run) -> int:
         n_numbers += 1 + len(algorithm.mixture.noise)
     if algorithm.finds_ranges:
         n_numbers += 2 * d
+    if algorithm.judges:
+        n_numbers += 2 * k + 1
     return 8 * n_numbers + _RESULT_NAMES
 
 
@@ -244,6 +334,10 @@ def encode_result(result: ClientResult) -> bytes:
         arrays[_FINDINGS] = plausibility.to_array(result.findings)
     if result.box is not None:
         arrays[BOX] = result.box
+    if result.silhouette is not None:
+        released = result.silhouette.released
+        arrays[_SILHOUETTE] = np.array([released.counts, released.sums])
+        arrays[_SILHOUETTE_NOISE] = np.array([released.noise])
     return encode_arrays(arrays)
 
 
@@ -271,7 +365,11 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         del arrays[_SYNOPSIS + name]
     synopsis = _read_synopsis(run, parts, domain)
     findings = _read_findings(run, arrays.pop(_FINDINGS, None))
+    silhouette = _read_silhouette(
+        run, arrays.pop(_SILHOUETTE, None), arrays.pop(_SILHOUETTE_NOISE, None)
+    )
     _require_shapes(algorithm, arrays)
+    _require_clusters(silhouette, arrays["counts"])
     _require_in_domain(arrays["centroids"], algorithm, box)
     sentences = plausibility.sentences(algorithm, findings)
     of_columns = column_warnings(arrays["centroids"], domain, synopsis)
@@ -284,7 +382,9 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         is_private=run.trust.is_private,
         findings=findings,
         warnings=(*sentences, *of_columns),
+        silhouette=silhouette,
         box=box,
+        counted=algorithm.budget.counted,
     )
     if algorithm.sizes is None:
         return result
@@ -355,6 +455,42 @@ def _read_synopsis(
             if has_shape and has_noise:
                 return found
     raise MessageError("Expected the synopsis of a result as its run could make it.")
+
+
+def _read_silhouette(
+    run: Run, values: FloatArray | None, noise: FloatArray | None
+) -> Silhouette | None:
+    """Return the silhouette of a result: of its counts and sums, (2, k), and their noise, (1,).
+
+    ``None`` if the run released none, because it has no such round, lost its sum, or chose
+    one cluster.
+    """
+    algorithm = run.algorithm
+    if values is None and noise is None:
+        may_lack = algorithm.can_miss_sums or algorithm.fewest_clusters < 2
+        if not algorithm.judges or may_lack:
+            return None
+    elif algorithm.judges and values is not None and noise is not None:
+        are_floats = values.dtype == noise.dtype == np.float64
+        have_shape = values.ndim == 2 and len(values) == 2 and noise.shape == (1,)
+        if are_floats and have_shape:
+            deviation = float(noise[0])
+            if _is_possible(run, deviation, judged.noise_of(algorithm)):
+                counts, sums = values.tolist()
+                is_gaussian = judged.is_gaussian(algorithm)
+                return Silhouette(
+                    SilhouetteSums(tuple(counts), tuple(sums), deviation, is_gaussian)
+                )
+    raise MessageError("Expected the silhouette of a result as its run could make it.")
+
+
+def _require_clusters(silhouette: Silhouette | None, counts: FloatArray) -> None:
+    """Require a silhouette of as many clusters as the result has, and of at least two."""
+    if silhouette is None:
+        return
+    k = len(silhouette.released.counts)
+    if k != len(counts) or k < 2:
+        raise MessageError("The silhouette of a result is of other clusters.")
 
 
 def _read_findings(run: Run, array: FloatArray | None) -> tuple[Finding, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.parameters import LARGEST, integer
 from flower_kmeans.report.comparison import Comparison, compared, masses_of
+from flower_kmeans.report.export import sklearn_model
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import TextTable, html_summary
 
@@ -95,6 +96,11 @@ class Clustering:
     def is_private(self) -> bool:
         """Whether the guarantee holds; not after a start from exact results, say."""
         return self.report.guarantee_holds
+
+    @property
+    def counted(self) -> str:
+        """Noun for the units of ``counts``: "records" or "persons"."""
+        return self.report.counted
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -236,6 +242,34 @@ class Clustering:
             seed,
             has_bounds=self.weights is not None,
         )
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted model of scikit-learn that predicts the same clusters.
+
+        joblib stores it, and skl2onnx converts it. It needs the extra ``sklearn``. The
+        model takes records of float64 in the user's units, with the columns of the domain
+        in order. Of a `TableDomain` these are the columns of `encode`.
+
+        Returns
+        -------
+        KMeans or Pipeline
+            A `KMeans` with the centroids if all columns have one scale, and the bounds
+            lie within 1,000 half widths of zero. Otherwise a `Pipeline`: it scales records
+            as the domain does, or on a `Sphere` divides them by their length, before the
+            `KMeans`. With bounds on sizes it adds a column, in which centroids have their
+            weights.
+
+        Raises
+        ------
+        ConfigurationError
+            If scikit-learn is not installed.
+
+        Notes
+        -----
+        A record that is equally near to two centroids may get the other one. The model of a
+        `Sphere` gives a record of length zero some cluster, where `predict` refuses it.
+        """
+        return sklearn_model(self.centroids, self.domain, self.weights)
 
     def _residuals(self, X: ArrayLike) -> FloatArray:
         """Return records less the centroids of `predict`, (n, d), in the user's units."""

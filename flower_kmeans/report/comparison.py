@@ -15,7 +15,11 @@ from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.groups import Groups
-from flower_kmeans.algorithms.numerics.initialization import sphere_packing
+from flower_kmeans.algorithms.numerics.initialization import (
+    public_generator,
+    public_words,
+    sphere_packing,
+)
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, squared_norms
 from flower_kmeans.data.persons import count_at, counts_of, keys_of
@@ -375,7 +379,7 @@ def _kmeans(space: _Space, n_clusters: int, seed: int) -> FloatArray:
     data set is its own sample. Data of many columns and clusters have fewer starts and
     steps.
     """
-    rng = np.random.default_rng(seed)
+    rng = public_generator(seed, 0)
     least = _PER_CLUSTER * n_clusters
     large = space.sample(max(_STEP_RECORDS, least), rng)
     small = large.sample(max(_START_RECORDS, least), rng)
@@ -411,7 +415,7 @@ def _best_start(space: _Space, n_clusters: int, seed: int) -> FloatArray:
         grid,
         masses,
         n_clusters,
-        np.random.Philox(key=seed),
+        public_words(seed),
         n_starts=int(np.clip(n_starts, 1, _STARTS)),
         n_steps=_START_STEPS,
     )

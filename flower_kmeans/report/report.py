@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from flower_kmeans.algorithms.judged import QUALITY
+from flower_kmeans.algorithms.layout import COUNTS
 from flower_kmeans.algorithms.released import (
     CostEstimate,
     SizeReport,
@@ -19,6 +21,7 @@ from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.parts import ReportPart, part_names
 from flower_kmeans.report.ranges import ColumnRange
+from flower_kmeans.report.silhouette import Silhouette
 from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import (
     __version__,
@@ -226,8 +229,10 @@ class Report(Proceedings):
     cost: CostEstimate | None = None
     sizes: SizeReport | None = None  # sizes and bounds, if the server knows them
     # standard deviation of the noise in a cluster's size, in records, where the sizes are
-    # counts of the last round with that noise alone
+    # counts of the round of the result with that noise alone
     size_noise: float | None = None
+    # how well the clusters are apart, with ``quality=True``, if the server knows it
+    silhouette: Silhouette | None = None
     # ranges of columns that the first round released, if the server knows them
     ranges: tuple[ColumnRange, ...] = ()
     # the report of the run that gave the initial centroids
@@ -285,7 +290,7 @@ class Report(Proceedings):
     @property
     def counted(self) -> str:
         """Noun for the units in which sizes of clusters are counted: records or persons."""
-        return "persons" if self.unit == "person" else "records"
+        return self.plan.budget.counted
 
     @property
     def protected_text(self) -> str:
@@ -407,10 +412,12 @@ class Report(Proceedings):
         """Return the half width of the intervals of `size_interval`, in records."""
         if self.size_noise is None:
             return None
-        is_laplace = any(
-            release.mechanism == "laplace" and "counts" in release.blocks
-            for release in self.plan.rounds[-1]
-        )
+        counting = [
+            release
+            for release in self.plan.releases
+            if COUNTS in release.blocks and release.name != QUALITY
+        ]
+        is_laplace = bool(counting) and counting[-1].mechanism == "laplace"
         return size_margin(self.size_noise, n_clusters, is_laplace)
 
     @property
@@ -541,6 +548,7 @@ class Report(Proceedings):
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
+            "silhouette": self.silhouette and self.silhouette.to_dict(),
             "ranges": [each._asdict() for each in self.ranges],
             "earlier": earlier and earlier._origin(),
             "together": joint,

@@ -223,8 +223,8 @@ def _clustering(strategy: AnyStrategy, result: ClientResult) -> Clustering:
     """Return a client's result with the server's report."""
     report = strategy.report
     if strategy.trust_model.is_blind:
-        # Only clients know the warnings. A simulation has their result.
-        report = replace(report, warnings=result.warnings)
+        # Only clients know these values. A simulation has their result.
+        report = replace(report, warnings=result.warnings, silhouette=result.silhouette)
     domain = strategy.domain
     if isinstance(domain, Box) and domain.tighten is not None:
         found = cast(Box, result.domain)

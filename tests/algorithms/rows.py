@@ -186,6 +186,32 @@ GRIDS = {
         ("sphere", "corner", "directions"),
         clients=({}, {"clip": 2.0}, {"clips": {"votes": 0.75}}),
     ),
+    # A last round measures the silhouette.
+    "glloyd-quality": Grid(GLloydAlgorithm, {"n_rounds": 1, "quality": True}),
+    "sulloyd-quality": Grid(
+        SuLloydAlgorithm,
+        {"n_rounds": 1, "quality": True},
+        (*FLAT, "slab"),
+        {"sums": 0.9},
+    ),
+    "fastlloyd-quality": Grid(FastLloydAlgorithm, {"n_rounds": 1, "quality": True}),
+    "feddp-quality": Grid(
+        FedDPAlgorithm,
+        {"sums": "absolute", "n_lloyd_rounds": 1, "quality": True},
+        clients=({"clip": 0.75}, {**_MEANS, "clip": 1.0}),
+    ),
+    "synopsis-quality": Grid(
+        SynopsisAlgorithm, {"min_clusters": 1, "quality": True}, clients=({},)
+    ),
+    "pe-means-quality": Grid(
+        PEMeansAlgorithm,
+        {"n_vote_rounds": 2, "n_variations": 3, "quality": True},
+    ),
+    "hdpe-means-quality": Grid(
+        HDPEMeansAlgorithm,
+        {"n_vote_rounds": 2, "n_variations": 3, "quality": True},
+        ("sphere", "corner", "directions"),
+    ),
 }
 
 
@@ -244,7 +270,7 @@ def _array(algorithm, key, low, high, trial, rng, found):
         )
     elif key == "projection":
         turned = np.linalg.qr(rng.normal(size=shape))[0]
-        grids = tightened.without_ranges(algorithm).projection
+        grids = tightened.innermost(algorithm).projection
         return grids.matrix(np.eye(*shape) if trial < 2 else turned)
     elif key in ("centroids", "centers", "points", "cells"):
         points = grid_points(algorithm)
@@ -256,7 +282,7 @@ def _array(algorithm, key, low, high, trial, rng, found):
         wild = points[places][:, : max(shape[1], 1)]
         if "projection" in found:
             matrix = found["projection"].astype(float)
-            grids = tightened.without_ranges(algorithm).projection
+            grids = tightened.innermost(algorithm).projection
             wild = grids.project(points[places].astype(float), matrix)
             wild = wild.astype(np.int64)
     elif key in ("radius", "radii", "factor", "variations"):
@@ -267,8 +293,8 @@ def _array(algorithm, key, low, high, trial, rng, found):
     elif key == "weights":
         wild = wild % (one + 1)
     if key in ("centroids", "centers") and "projection" not in found:
-        space = getattr(tightened.without_ranges(algorithm), "space", None)
-        if space is not None:
+        space = getattr(tightened.innermost(algorithm), "space", None)
+        if space is not None and key == "centers":
             wild = space.cut(np.asarray(wild, float)).astype(np.int64)
         else:
             wild = into_domain(
@@ -339,6 +365,20 @@ REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
         n_rounds=2,
         assignment="non-exclusive",
     ),
+    "constrained-lloyd-quality": lambda: tightened.planned(
+        ConstrainedLloydAlgorithm,
+        3,
+        BOX,
+        BUDGET,
+        n_records=N,
+        n_clients=4,
+        n_rounds=2,
+        assignment="non-exclusive",
+        quality=True,
+    ),
+    "lloyd-quality": lambda: tightened.planned(
+        LloydAlgorithm, 4, WIDE, OPEN, n_rounds=3, quality=True
+    ),
     "lloyd-ranges": lambda: tightened.planned(
         LloydAlgorithm, 4, WIDE, OPEN, n_rounds=3, initial=POINTS[:4]
     ),
@@ -350,6 +390,16 @@ RUNS = {
     ),
     "feddp-ranges": lambda: tightened.planned(
         FedDPAlgorithm, 3, WIDE, BUDGET, n_records=N, server_data=POINTS
+    ),
+    "feddp-quality": lambda: tightened.planned(
+        FedDPAlgorithm,
+        3,
+        BOX,
+        BUDGET,
+        n_records=N,
+        server_data=POINTS,
+        cost=True,
+        quality=True,
     ),
     "feddp-narrowing": lambda: FedDPAlgorithm.planned(
         3,

@@ -22,11 +22,12 @@ from flower_kmeans.algorithms import (
     tightened,
 )
 from flower_kmeans.algorithms.answers import contribution, words_of_rows
+from flower_kmeans.algorithms.budget_parts import rest_of
 from flower_kmeans.algorithms.queries import UNUSABLE, check_query
 from flower_kmeans.algorithms.ranges import BINS, COARSE
 from flower_kmeans.algorithms.registry import algorithm_from_config, algorithm_to_config
 from flower_kmeans.algorithms.sensitivity import sensitivities
-from flower_kmeans.algorithms.tightened import BOX, RANGES, Tightened, rest_of
+from flower_kmeans.algorithms.tightened import BOX, RANGES, Tightened
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import (

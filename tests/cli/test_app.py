@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import flower_kmeans
-from flower_kmeans import strategies
+from flower_kmeans import Box, strategies
 from flower_kmeans.algorithms import FastLloydAlgorithm
 from flower_kmeans.cli import inputs, preview
 from flower_kmeans.cli.app import app
@@ -242,6 +242,41 @@ class TestSimulate:
             ]
         result, _, _ = simulated("--clusters", 12, "--trust", "plain")
         assert f"\n{'':9}and 2 smaller clusters\n" in result.stdout
+
+    @pytest.mark.claim("reading-a-report", "simulation-verdict")
+    @pytest.mark.parametrize(
+        ("epsilon", "verdicts"),
+        [
+            (8, {"as good as without privacy"}),
+            (0.002, {"mostly noise", "worse than one cluster"}),
+        ],
+    )
+    def test_the_last_line_is_the_verdict(self, simulated, blobs, epsilon, verdicts):
+        options = ("--epsilon", epsilon, "--clients", 4)
+        result, report, saved = simulated(*PUBLIC, *options)
+        found = report["comparison"]
+        last = result.stdout.rstrip().splitlines()[-1]
+        assert last.startswith(f"Verdict  {found['text']}")
+        assert found["verdict"] in verdicts
+        assert found["n_records"] == 1200
+        records = np.loadtxt(blobs, delimiter=",", skiprows=1, usecols=(0, 1))
+        box = Box([-5, 0], [5, 10])
+        result = Clustering(saved["centroids"], saved["counts"], box, None)
+        assert result.compare(records).to_dict() == found
+        assert found["cost"] == pytest.approx(result.cost(records))
+
+    def test_a_file_without_the_groups_has_another_verdict(self, simulated, blobs):
+        """Columns that were shuffled apart look the same in sizes, bounds and cost."""
+        _, right, saved = simulated(*PUBLIC, "--clients", 4)
+        _, *lines = blobs.read_text().splitlines()
+        cells = [line.split(",") for line in lines]
+        other = np.random.default_rng(0).permutation([row[1] for row in cells])
+        records = np.array([[row[0], y] for row, y in zip(cells, other, strict=True)])
+        box = Box([-5, 0], [5, 10])
+        result = Clustering(saved["centroids"], saved["counts"], box, None)
+        wrong = result.compare(records.astype(float))
+        assert right["comparison"]["verdict"] == "as good as without privacy"
+        assert wrong.verdict in ("mostly noise", "worse than one cluster")
 
     @pytest.mark.claim("own-data", "strategy-trust-which-ones")
     @pytest.mark.parametrize(
@@ -550,6 +585,18 @@ class TestSimulate:
             *("--output", tmp_path / "assigned.csv"),
         )
         assert assigned.exit_code == 0, assigned.output
+
+    @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+    def test_the_quality_is_printed_and_kept(self, simulated, trust):
+        result, report, _ = simulated(
+            *("--bounds", "height=0:300", "--bounds", "weight=0:500"),
+            *("--n-records", 1200, "--epsilon", 16, "--quality", "--trust", trust),
+        )
+        (line,) = [each for each in result.output.splitlines() if "Quality  " in each]
+        assert line.startswith("Quality  The silhouette is 0.")
+        found = report["silhouette"]
+        assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+        assert report["releases"][-1]["name"] == "quality"
 
     @pytest.mark.parametrize("place", ["the file", "the option"])
     def test_a_domain_file_or_an_option_may_tighten(self, run, blobs, tmp_path, place):
@@ -982,6 +1029,13 @@ class TestPersons:
         assert "visits.csv: 1,200 records of 300 persons at 4 clients" in result.stdout
         assert "per person, trust model" in result.stdout
         assert (report["unit"], report["n_persons"]) == ("person", 300)
+        # Four records of a person weigh a quarter each.
+        found = report["comparison"]
+        assert found["n_records"] == 1200
+        box = Box([-5, 0], [5, 10])
+        exact = Clustering(arrays["centroids"], arrays["counts"], box, None)
+        rows = np.loadtxt(visits, delimiter=",", skiprows=1, usecols=(1, 2))
+        assert 4 * found["cost"] == pytest.approx(exact.cost(rows))
         assert report["columns"] == ["height", "weight"]
         np.testing.assert_allclose(arrays["counts"], 100, atol=30)
         assert_near_the_blobs(arrays["centroids"], 0.5)
@@ -1063,12 +1117,12 @@ class TestPersons:
 
     def test_a_preview_gives_each_person_one_record(self, run, monkeypatch):
         monkeypatch.setattr(preview, "RUNS", 1)
-        monkeypatch.setattr(preview, "_FACTORS", (1.0,))
+        monkeypatch.setattr(preview, "FACTORS", ())
         sizes = ("--features", 2, "--clusters", 3, "--n-persons", 900, "--clients", 3)
         options = ("--unit", "person", "--simulate", "--trust", "trusted-server")
         result = run("plan", *sizes, *options)
         assert result.exit_code == 0, result.output
-        assert "Expected loss" in result.stdout
+        assert "Each person has one record." in result.stdout
 
     def test_weights_of_records_are_no_option(self, run):
         assert "--weighted" not in run("simulate", "--help").stdout
@@ -1111,6 +1165,17 @@ class TestPlan:
         assert "A cluster's size" not in text
         assert "synopsis" in text
         assert "refinement" not in text
+
+    def test_the_plan_says_whether_a_silhouette_will_mean_anything(self, planned, run):
+        many = planned("--n-records", 100_000, "--quality")
+        assert "9      quality" in many
+        assert "so it will be known to within about" in many
+        few = planned("--n-records", 1000, "--quality")
+        assert "WARNING: quality=True promises nothing here" in few
+        assert "quality" not in planned("--n-records", 1000)
+        refused = run("plan", "--strategy", "vertical", "--quality")
+        assert refused.exit_code == 1
+        assert "does not take --quality" in refused.output
 
     def test_the_noise_for_clients_is_clip_times_as_large(self, planned):
         same = ("--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6)

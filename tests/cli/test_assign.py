@@ -1,6 +1,7 @@
 """New records are assigned to the clusters of a run."""
 
 import stat
+from html import unescape
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.outputs import write_centroids
 from flower_kmeans.data import tables
+from flower_kmeans.report.site_sizes import PRIVATE
 from flower_kmeans.strategies import SynopsisKMeans
 
 pytestmark = pytest.mark.claim("own-data", "assign-gives-new-records")
@@ -157,6 +159,111 @@ def test_whole_numbers_beyond_float64_are_rounded(run, clustering):
     np.testing.assert_array_equal(pd.read_csv("out.csv")["cluster"], expected)
 
 
+# ------------------------------------------------------------------------- own sizes
+
+
+def sizes_in(output):
+    """Return the own and the released sizes that the command printed."""
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in output.splitlines()
+        if line.startswith("│")
+    ]
+    rows = [row for row in cells if row[1]]  # the others go on with a name
+    return [(float(row[1]), float(row[3].replace(",", ""))) for row in rows]
+
+
+@pytest.mark.claim("own-data", "assign-prints-own-sizes")
+def test_own_sizes_are_printed_beside_those_of_the_run(
+    run, clustering, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tables, "BLOCK_ROWS", 7)
+    records = RECORDS[:100]
+    frame = pd.DataFrame(records, columns=COLUMNS)
+    frame.loc[3, "age"] = np.nan
+    frame.to_csv("new.csv", index=False)
+    result = run("--data", "new.csv", "--page", "sizes.html")
+    assert result.exit_code == 0, result.output
+    labels = clustering.predict(np.delete(records, 3, axis=0))
+    own = np.bincount(labels, minlength=3)
+    expected = list(zip(own, np.round(clustering.counts, 1), strict=True))
+    assert sizes_in(result.stdout) == expected
+    assert "for their holder alone" in result.stdout
+    page = tmp_path / "sizes.html"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    text = page.read_text("utf-8")
+    assert PRIVATE in unescape(text)
+    for size in own:
+        assert f'<td class="num">{size}</td>' in text
+
+
+def test_own_sizes_are_of_the_clusters_that_were_asked_for(run, clustering):
+    pd.DataFrame(RECORDS, columns=COLUMNS).to_csv("new.csv", index=False)
+    result = run("--data", "new.csv", "--clusters", "2")
+    other = clustering.synopsis.kmeans(2)
+    own = np.bincount(other.predict(RECORDS), minlength=2)
+    expected = list(zip(own, np.round(other.counts, 1), strict=True))
+    assert sizes_in(result.stdout) == expected
+
+
+def counts_persons(path):
+    with np.load(path) as file:
+        np.savez(path, **{**file, "counted": np.array("persons")})
+
+
+@pytest.mark.parametrize("batch_rows", [3, 65_536])
+def test_persons_count_as_one_together(run, clustering, monkeypatch, batch_rows):
+    monkeypatch.setattr(tables, "BLOCK_ROWS", batch_rows)
+    counts_persons("centroids.npz")
+    rows = [0, 1, 100, 200, 201]  # of the first, second and third cluster
+    frame = pd.DataFrame(RECORDS[rows], columns=COLUMNS)
+    frame["who"] = ["Ann", "Bob", "Bob", "Bob ", None]
+    frame.loc[5] = [np.nan, 1.0, "Ann"]  # in no cluster
+    frame.to_csv("new.csv", index=False)
+    first, second, third = clustering.predict(RECORDS[[0, 100, 200]])
+    expected = np.zeros(3)
+    expected[first] += 1 + 1 / 3
+    expected[second] += 1 / 3
+    expected[third] += 1 / 3 + 1
+    result = run("--data", "new.csv", "--person", "who")
+    assert result.exit_code == 0, result.output
+    own = [size for size, _ in sizes_in(result.stdout)]
+    np.testing.assert_allclose(own, expected, atol=0.051)
+    assert "own persons" in result.stdout
+    # without their column records are counted, and the command says so
+    result = run("--data", "new.csv")
+    assert sum(size for size, _ in sizes_in(result.stdout)) == 5
+    assert "The run counted persons, and these are records." in result.stdout
+
+
+def test_an_empty_table_of_persons_has_sizes_0(run, tmp_path):
+    counts_persons("centroids.npz")
+    (tmp_path / "new.csv").write_text("age,weight,who\n")
+    result = run("--data", "new.csv", "--person", "who")
+    assert result.exit_code == 0, result.output
+    assert [size for size, _ in sizes_in(result.stdout)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("sizes.txt", "Expected --page as a file that ends in .html"),
+        ("no/sizes.html", "in a directory that exists"),
+        ("new.html", "Expected an output beside the data"),
+    ],
+)
+def test_a_page_without_a_place_is_refused_before_anything_is_written(
+    run, tmp_path, page, message
+):
+    (tmp_path / "new.csv").write_text("age,weight\n20,50\n")
+    (tmp_path / "new.html").symlink_to("new.csv")
+    before = set(tmp_path.iterdir())
+    result = run("--data", "new.csv", "--page", page)
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert set(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_a_file_of_a_spreadsheet_is_read_as_by_simulate(
     run, tmp_path, clustering, delimiter
@@ -237,6 +344,7 @@ def test_what_cannot_be_assigned_is_one_sentence(
         ("weights", np.zeros(7)),
         ("columns", np.array(["age"])),
         ("private", np.array("yes")),
+        ("counted", np.array("households")),
     ],
 )
 def test_a_file_that_no_run_wrote_is_refused(run, name, value):

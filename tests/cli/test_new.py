@@ -3,6 +3,7 @@
 import csv
 import json
 import shlex
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -175,6 +176,32 @@ def test_a_node_with_a_policy_answers_from_its_own_file(made, monkeypatch):
         found = read_centroids(directory / f"node-{i}" / "centroids.npz")
         np.testing.assert_allclose(sorted(found.centroids.tolist()), CENTERS, atol=3)
         assert (directory / f"node-{i}" / "state").is_dir()  # the ledger
+
+
+@pytest.mark.claim("deploy", "result-has-own-sizes")
+def test_a_node_has_its_own_sizes_in_its_result_and_on_a_page(made, monkeypatch):
+    """By the code that the app has, and the server has none of them."""
+    _, directory = made
+    nodes = [directory / f"node-{i}" for i in range(5)]
+    for node in nodes:
+        node.mkdir()
+    run(directory, monkeypatch, lambda i: {"results": str(nodes[i])})
+    for node in nodes:
+        with np.load(node / "centroids.npz") as file:
+            assert "do not send" in str(file["PRIVATE"])
+            own = file["own_sizes"]
+            assert file["counts"].sum() > 2 * own.sum()
+        # a simulated node has 600 records
+        assert own.sum() == 600
+        page = node / "own-sizes.html"
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        text = page.read_text("utf-8")
+        for size in own:
+            assert f'<td class="num">{size:.0f}</td>' in text
+    output = directory / "out"
+    assert not (output / "own-sizes.html").exists()
+    with np.load(output / "centroids.npz") as file:
+        assert not {"PRIVATE", "own_sizes"} & set(file)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_simulate_splits_columns_and_writes_what_parties_learn(
     assert "per record, trust model vertical" in text
     report = json.loads((out / "report.json").read_text("utf-8"))
     assert report["trust"] == "vertical"
+    assert report["comparison"]["n_records"] == 200
+    assert f"Verdict {report['comparison']['text']}" in text
     assert report["columns"] == ["visits", "age", "income"]
     assert report["vertical"]["columns"] == [["visits", "age"], ["income"]]
     assert (report["n_records"], report["round_trips"]) == (200, 6)

@@ -33,8 +33,8 @@ WRITTEN = {
     ),
     "report": ("out/report.json", {}),  # over the page that is there
     "assign": (
-        "--centroids out/centroids.npz --data records.csv",
-        {"assigned.csv": OWN},
+        "--centroids out/centroids.npz --data records.csv --page own-sizes.html",
+        {"assigned.csv": OWN, "own-sizes.html": OWN},
     ),
     "plot": (
         "--centroids out/centroids.npz --records records.csv --output records.svg",
@@ -95,7 +95,7 @@ def place(tmp_path, monkeypatch):
     """Return a directory with records and a policy, in which new files are open to all."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preview, "RUNS", 1)  # of plan --simulate
-    monkeypatch.setattr(preview, "_FACTORS", (1.0,))
+    monkeypatch.setattr(preview, "FACTORS", ())
     records = np.random.default_rng(0).random((400, 2))
     np.savetxt("records.csv", records, delimiter=",", header="x,y", comments="")
     (tmp_path / "policy.toml").write_text(POLICY, "utf-8")

@@ -3,6 +3,7 @@
 import math
 import stat
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,7 @@ from cohorts import BLIND, Cohort, code
 from documents import TRUSTS, make_algorithm
 
 from flower_kmeans import Ball, Box, PrivacyBudget
-from flower_kmeans.algorithms import GLloydAlgorithm, tightened
+from flower_kmeans.algorithms import GLloydAlgorithm, judged, tightened
 from flower_kmeans.algorithms.plausibility import (
     Finding,
     FindingKind,
@@ -31,6 +32,7 @@ from flower_kmeans.protocol.results import (
 )
 from flower_kmeans.protocol.wire import encode_arrays
 from flower_kmeans.report.columns import column_warnings
+from flower_kmeans.report.site_sizes import PRIVATE, SiteSizes
 from flower_kmeans.report.synopsis import Synopsis
 
 SIGHTED = [name for name in TRUSTS if name not in BLIND]
@@ -158,6 +160,58 @@ def test_wrong_ranges_are_refused_and_right_ones_are_the_bounds_of_the_result(tm
     assert isinstance(reply, Finished)
     (found,) = cohort.nodes[0].results
     assert (found.domain.lower, found.domain.upper) == ((0.0, 1.0), (1.0, 2.0))
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
+def test_wrong_silhouettes_are_refused_and_right_ones_are_taken(tmp_path, trust):
+    algorithm = tightened.planned(
+        SynopsisAlgorithm,
+        2,
+        Box([0.0, 0.0], [1.0, 1.0]),
+        PrivacyBudget(1.0),
+        n_records=1000,
+        quality=True,
+    )
+    cohort = Cohort(tmp_path, trust, n=4, algorithm=algorithm).set_up()
+    noise = judged.noise_of(algorithm)
+    good = result_of(cohort)
+    del good["weights"], good["size_noise"]
+    released = np.array([[400.0, 600.0], [300.0, 350.0]])
+    good |= {"silhouette": released, "silhouette_noise": np.array([noise])}
+    wrong = [
+        {name: each for name, each in good.items() if name != "silhouette"},
+        {name: each for name, each in good.items() if name != "silhouette_noise"},
+        {name: each for name, each in good.items() if "silhouette" not in name},
+        {**good, "silhouette": released.astype(np.int64)},
+        {**good, "silhouette": released[:, :1].copy()},
+        {**good, "silhouette": np.ones((3, 2))},
+        {**good, "silhouette": np.ones(2)},
+        {**good, "silhouette_noise": np.array([noise * 0.99])},
+        {**good, "silhouette_noise": np.array([noise * 1000])},
+        {**good, "silhouette_noise": np.array([noise, noise])},
+    ]
+    for arrays in wrong:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+        assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
+    assert not cohort.nodes[0].results
+    data = encode_arrays(good)
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
+    (found,) = cohort.nodes[0].results
+    assert found.silhouette.released.counts == (400.0, 600.0)
+    assert found.silhouette.released.sums == (300.0, 350.0)
+    assert found.silhouette.released.noise == noise
+    again = read_result(cohort.run, encode_result(found))
+    assert again.silhouette == found.silhouette
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_a_run_without_quality_refuses_a_silhouette(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust).set_up()
+    arrays = result_of(cohort)
+    del arrays["weights"], arrays["size_noise"]
+    arrays |= {"silhouette": np.ones((2, 2)), "silhouette_noise": np.ones(1)}
+    reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+    assert code(reply) == Code.BAD_MESSAGE
 
 
 @pytest.mark.claim("guarantees", "22")
@@ -396,6 +450,56 @@ def saved(directory, columns=None, **changes):
     path = directory / "result.npz"
     whole_result(**changes).save(path, columns)
     return path
+
+
+@pytest.mark.claim("deploy", "result-has-own-sizes")
+def test_a_saved_result_has_own_sizes_with_their_mark_unless_they_are_left_out(
+    tmp_path,
+):
+    own = np.array([3.0, 4.0])
+    result = whole_result(own_sizes=SiteSizes(own, np.array([400.0, 600.5])))
+    path = tmp_path / "result.npz"
+    result.save(path)
+    with np.load(path) as file:
+        np.testing.assert_array_equal(file["own_sizes"], own)
+        assert str(file["PRIVATE"]) == PRIVATE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    read_centroids(path)  # other commands take it
+    whole = whole_result()
+    result.save(path, own_sizes=False)
+    with np.load(path) as file:
+        found = dict(file)
+    whole.save(path)
+    with np.load(path) as file:
+        np.testing.assert_equal(found, dict(file))
+    assert "PRIVATE" not in found
+    assert "4.0" not in repr(result)
+
+
+def test_a_file_says_whether_its_sizes_count_persons(tmp_path):
+    assert read_centroids(saved(tmp_path)).counted == "records"
+    assert read_centroids(saved(tmp_path, counted="persons")).counted == "persons"
+
+
+def test_own_sizes_are_not_in_the_message_of_a_result():
+    result = whole_result()
+    own = replace(result, own_sizes=SiteSizes(np.ones(2), result.counts))
+    assert encode_result(own) == encode_result(result)
+
+
+def test_sizes_of_records_need_ids_exactly_for_persons():
+    result = whole_result(weights=None)
+    records = [[1.0, 2.0], [3.0, 4.0], [3.0, 3.5], [np.nan, 1.0]]
+    assert result.sizes_of(records).own.tolist() == [1, 2]
+    # a stream, in blocks
+    stream = partial(iter, [np.array(records[:2]), np.array(records[2:])])
+    assert result.sizes_of(stream).own.tolist() == [1, 2]
+    of_persons = replace(result, counted="persons")
+    found = of_persons.sizes_of(records, ["a", "a", "b", "b"])
+    assert (found.own.tolist(), found.counted) == ([0.5, 1.5], "persons")
+    for wrong, arguments in ((of_persons, ()), (result, (["a"] * 4,))):
+        with pytest.raises(ConfigurationError, match="Expected ids exactly"):
+            wrong.sizes_of(records, *arguments)
 
 
 def test_columns_without_names_are_given_some(tmp_path):

@@ -216,6 +216,25 @@ def test_57_ranges_are_those_of_the_round_before_the_server_ended(begin, trust):
             np.testing.assert_array_equal(result.centroids, expected.centroids)
 
 
+@pytest.mark.parametrize("trust", ["clients-only", "trusted-server"])
+def test_57_a_silhouette_is_that_of_the_result_before_the_server_ended(begin, trust):
+    given = {"kind": GLloyd, "quality": True}
+    with without_noise():
+        waves = n_waves(*begin(trust, **given))
+        make, unharmed, directory = begin(trust, **given)
+        assert unharmed.run(make(), directory)
+        expected = unharmed.results[0][0]
+        for at in range(waves - 2, waves + 1):
+            make, federation, directory = begin(trust, **given)
+            assert not federation.run(make(), directory, at, "answered")
+            assert federation.run(make(), directory)
+            (result,) = federation.results[0]
+            assert (
+                result.silhouette.released.counts == expected.silhouette.released.counts
+            )
+            assert result.silhouette.value == expected.silhouette.value
+
+
 @pytest.mark.parametrize(
     "trust", ["clients-only", "oblivious-server", "distributed-noise"]
 )

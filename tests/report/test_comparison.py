@@ -5,6 +5,7 @@ from datetime import date
 import numpy as np
 import pandas as pd
 import pytest
+from report_pages import finished, read
 from sklearn.cluster import KMeans
 
 from flower_kmeans import (
@@ -14,6 +15,7 @@ from flower_kmeans import (
     PrivacyBudget,
     Sphere,
     TableDomain,
+    html_report,
     simulate,
 )
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
@@ -108,6 +110,19 @@ class TestWords:
         assert {type(value) for value in values.values()} <= {
             float, int, str, bool, type(None),
         }  # fmt: skip
+
+
+class TestPage:
+    def test_the_page_shows_the_comparison_and_says_that_it_is_exact(self):
+        run = finished("FastLloyd", "distributed-noise")
+        found = Comparison(104.0, 100.0, 293.0, 1_000)
+        section = read(html_report(run, comparison=found)).the("section", id="quality")
+        assert found.text in section.text
+        assert "exact" in section.text
+        without = html_report(run)
+        assert found.text not in without
+        with pytest.raises(ConfigurationTypeError, match="comparison as a Comparison"):
+            html_report(run, comparison=found.to_dict())
 
 
 class TestCosts:

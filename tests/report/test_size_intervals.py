@@ -172,6 +172,28 @@ def test_bounds_on_sizes_have_their_own_intervals():
     assert replace(bare, report=unknown).size_interval is None
 
 
+@pytest.mark.parametrize("trust", ["trusted-server", "clients-only"])
+def test_with_quality_they_are_those_of_the_round_before_the_last(trust):
+    options = {**OPTIONS, "trust": trust}
+    strategy = FastLloyd(3, BOX, PrivacyBudget(2.0), quality=True, **options)
+    result = simulate(strategy, PARTS)
+    noise = strategy.algorithm.inner.size_noise(True)
+    assert result.report.size_noise == pytest.approx(noise * result.report.factors[-2])
+    laplace = SuLloyd(
+        3,
+        BOX,
+        PrivacyBudget(2.0, 0.0),
+        quality=True,
+        n_rounds=2,
+        n_records=6_000,
+        n_clients=N_CLIENTS,
+        trust="trusted-server",
+    )
+    report = simulate(laplace, PARTS).report
+    expected = size_margin(report.size_noise, 3, is_laplace=True)
+    assert report.size_margin(3) == pytest.approx(expected)
+
+
 def test_ranges_have_the_sizes_of_the_algorithm_within_them():
     box = Box([0, 0], [100, 100], tighten=0.1)
     strategy = SynopsisKMeans(3, box, PrivacyBudget(2.0), **OPTIONS)

@@ -96,6 +96,7 @@ def test_runs_end_with_one_result(name, trust, unit, start):
         == ("bounds" not in name)
     )
     assert (result.synopsis is None) == ("Synopsis" not in name)
+    assert (result.silhouette is None) == ("quality" not in name)
     messages = [item.message for item in outcome.grid.sent]
     sent = {m.query for m in messages if isinstance(m, Ask)}
     if trust_model(trust).is_blind:
@@ -103,11 +104,13 @@ def test_runs_end_with_one_result(name, trust, unit, start):
         assert not outcome.result.arrays
         assert outcome.server.last_sum == 0
         assert (report.warnings, report.cost, report.sizes) == ((), None, None)
+        assert report.silhouette is None
         with pytest.raises(ObliviousServerError, match="on_result"):
             _ = strategy.centroids
     else:
         assert None not in sent
         outcome.agreed()
+        assert report.silhouette == result.silhouette
     assert report.answers == [M] * rounds
     assert (report.strategy, report.n_rounds) == (type(strategy).__name__, rounds)
     assert (report.trust, report.unit) == (trust, unit)

@@ -98,6 +98,7 @@ class Node:
     ids: Any = None
     """Whose each record is; None without a function that loads ids."""
     weights: Any = None
+    with_own_sizes: bool = False
 
     def load(self) -> Any:
         self.n_loads += 1
@@ -114,6 +115,7 @@ class Node:
             node_id=self.node_id,
             shared=self.shared,
             load_weights=None if self.weights is None else lambda: self.weights,
+            with_own_sizes=self.with_own_sizes,
         )
 
     def answer(self, data: bytes) -> bytes:

@@ -19,6 +19,7 @@ from scipy import stats
 from flower_kmeans.algorithms import registry
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.judged import Judged
 from flower_kmeans.algorithms.state import Query, State
 from flower_kmeans.algorithms.tightened import Tightened, records_of
 from flower_kmeans.client import ClientPolicy, simulated_client_app
@@ -349,7 +350,7 @@ def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
         return watched
 
     with ExitStack() as stack:
-        for kind in (Tightened, *registry._REGISTRY.values()):
+        for kind in (Tightened, Judged, *registry._REGISTRY.values()):
             patch = mock.patch.object(kind, "update", watching(kind.update))
             stack.enter_context(patch)
         yield sums

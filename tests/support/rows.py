@@ -33,6 +33,7 @@ SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
 FOUND = {"initial": START, "n_rounds": 3}
 # a round finds the ranges first, of which these bounds are ten times too wide
 RANGES = {"domain": Box([-140.0, -100.0, -12.0], [140.0, 180.0, 12.0], tighten=0.2)}
+QUALITY = {"quality": True}
 
 # Name: the strategy, its columns, its options, and how far without noise its centroids
 # are off.
@@ -64,6 +65,16 @@ ROWS = {
         0.1,
     ),
     "SynopsisKMeans, ranges": (SynopsisKMeans, 3, RANGES, 0.1),
+    "GLloyd, quality": (GLloyd, 3, FOUND | QUALITY, 0.05),
+    "SuLloyd, quality": (SuLloyd, 3, FOUND | QUALITY, 0.05),
+    "FedDPKMeans, ranges, quality": (
+        FedDPKMeans,
+        3,
+        RANGES | QUALITY | {"n_rounds": 2, "server_data": SERVER},
+        0.1,
+    ),
+    "HDPEMeans, quality": (HDPEMeans, 20, {"n_rounds": 4, **QUALITY}, 0.05),
+    "SynopsisKMeans, ranges, quality": (SynopsisKMeans, 3, RANGES | QUALITY, 0.1),
     "Split": (Split, 3, {"domain": Box([-14.0] * 3, [14.0] * 3)}, np.inf),
 }
 for _options in (
@@ -80,13 +91,23 @@ for _options in (
 ONLY_RECORDS = {
     "SynopsisKMeans, bounds",
     "FedDPKMeans, ranges",
+    "FedDPKMeans, ranges, quality",
     "Split",
     *(name for name in ROWS if "constrained" in name),
 }
 """Rows that protect single records, and cannot protect whole clients."""
-ONLY_A_SERVERS_NOISE = {"SuLloyd", *(name for name in ROWS if "laplace" in name)}
+ONLY_A_SERVERS_NOISE = {
+    "SuLloyd",
+    "SuLloyd, quality",
+    *(name for name in ROWS if "laplace" in name),
+}
 """Rows with Laplace noise, of which clients cannot add shares."""
-ONLY_SEEN_SUMS = {"FedDPKMeans", "FedDPKMeans, ranges", "Split"}
+ONLY_SEEN_SUMS = {
+    "FedDPKMeans",
+    "FedDPKMeans, ranges",
+    "FedDPKMeans, ranges, quality",
+    "Split",
+}
 """Rows whose server computes the next query."""
 
 

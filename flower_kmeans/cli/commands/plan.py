@@ -20,6 +20,13 @@ _PlanTighten = Annotated[
         help="Of mu^2, which finds ranges of columns. Default: that of --domain.",
     ),
 ]
+_PlanQuality = Annotated[
+    bool,
+    typer.Option(
+        "--quality",
+        help="Measure how well clusters are apart: 0.05 of mu^2.",
+    ),
+]
 _Features = Annotated[
     int | None, typer.Option(metavar="N", help="Number of columns. Default: 3.")
 ]
@@ -34,14 +41,22 @@ _Simulate = Annotated[
     bool,
     typer.Option(
         "--simulate",
-        help="Simulate the plan on generated records, with smaller and larger epsilons, and "
-        "print what its noise costs: 30 runs.",
+        help="Simulate the plan, and other epsilons, numbers and bounds; print what each loses "
+        "and what to change first.",
+    ),
+]
+_Sample = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --simulate: PUBLIC records (csv, Excel, source.toml, ...) of the columns of "
+        "--domain, in place of made-up ones.",
     ),
 ]
 _Chart = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="With --simulate: an svg, png or pdf of the losses."
+        metavar="FILE", help="With --simulate: an svg, png or pdf of the table."
     ),
 ]
 
@@ -52,10 +67,12 @@ def plan(
     *,
     domain: _PlanDomainOption = None,
     tighten: _PlanTighten = None,
+    quality: _PlanQuality = False,
     features: _Features = None,
     parties: _Parties = None,
     server_points: _ServerPoints = None,
     simulate: _Simulate = False,
+    sample: _Sample = None,
     chart: _Chart = None,
 ) -> None:
     """Print the cost of a run, from its parameters alone.
@@ -73,6 +90,7 @@ def plan(
         parties=parties,
         server_points=server_points,
         simulate=simulate,
+        sample=sample,
         chart=chart,
     )
-    show_plan(settings, request)
+    show_plan(settings.with_quality(quality), request)

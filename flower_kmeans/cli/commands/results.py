@@ -42,24 +42,39 @@ def assign(
     output: Annotated[
         Path, typer.Option(help="The file to write, csv or parquet.")
     ] = Path("assigned.csv"),
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a page of the sizes of the clusters here, html. It holds exact counts "
+            "of these records.",
+        ),
+    ] = None,
 ) -> None:
-    """Assign new records to the clusters of a run.
+    """Assign new records to the clusters of a run, and count them beside its noisy sizes.
 
     The output has the data's columns, and the cluster of each record with its distance
     to the centroid: in the data's units, or with a domain.toml or weights after
     scaling, which makes each number's bounds twice its weight apart. Records are read a
-    batch at a time. The output is as confidential as the data.
+    batch at a time. The output, the printed sizes and the page are as confidential as
+    the data.
     """
     with one_sentence():
-        from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
+        from flower_kmeans.cli.assign import (
+            NO_PERSON_COLUMN,
+            assign,
+            read_centroids,
+            with_clusters,
+        )
         from flower_kmeans.cli.inputs import parse_weights
+        from flower_kmeans.cli.outputs import print_own_sizes
         from flower_kmeans.data.domain import Sphere
+        from flower_kmeans.report.names import cluster_names
 
         found = read_centroids(centroids, domain)
         if clusters is not None or weight:
             weights = parse_weights(weight or [])
             found = with_clusters(found, centroids, clusters, weights)
-        done = assign(found, data, output, reading)
+        done = assign(found, data, output, reading, page)
         without = ""
         if done.n_without:
             why = "missing cells"
@@ -68,6 +83,14 @@ def assign(
             without = f"; {done.n_without:,} with {why} have none"
         number = counted(done.findings.n_records, "record")
         typer.echo(f"Assigned clusters to {number} in {output}{without}.")
+        names = cluster_names(
+            found.centroids, found.counts, found.domain, found.columns
+        )
+        print_own_sizes(done.sizes, names)
+        if found.counted != done.sizes.counted:
+            typer.echo(NO_PERSON_COLUMN)
+        if page is not None:
+            typer.echo(f"Wrote {page}, which shows EXACT COUNTS OF THE RECORDS.")
         for line in done.findings.lines():
             typer.echo(line, err=True)
 

@@ -83,6 +83,13 @@ _BallOption = Annotated[
         help="Public bound of the length of a record.",
     ),
 ]
+_Quality = Annotated[
+    bool,
+    typer.Option(
+        "--quality",
+        help="Measure how well clusters are apart: 0.05 of mu^2.",
+    ),
+]
 _Split = Annotated[
     str | None,
     typer.Option(
@@ -131,6 +138,7 @@ def simulate(
     bounds_from_data: _BoundsFromData = False,
     sphere: _SphereOption = False,
     ball: _BallOption = None,
+    quality: _Quality = False,
     split: _Split = None,
     server_data: _ServerData = None,
     engine: _Engine = EngineOption.AUTO,
@@ -160,4 +168,4 @@ def simulate(
         output=output,
         verbose=verbose,
     )
-    run_simulation(settings, request)
+    run_simulation(settings.with_quality(quality), request)

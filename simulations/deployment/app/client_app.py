@@ -20,8 +20,9 @@ The node's operator states its records and its policy in ``--node-config``:
     and the paths of the node's key, the roster and the ledger. A node without a policy
     answers no private run.
 ``result``
-    The npz file for the node's result. Only this user can read it.
-    ``flower-kmeans assign --centroids FILE`` takes it.
+    The npz file for the node's result. Only this user can read it: it also holds exact
+    counts of the node's records, and must stay here. ``flower-kmeans assign --centroids
+    FILE`` takes it.
 """
 
 from dataclasses import replace

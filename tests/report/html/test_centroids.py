@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from report_pages import finished, read, tables
 
 from flower_kmeans import Ball, Box, Clustering, html_report
-from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.released import CostEstimate, SilhouetteSums
 from flower_kmeans.errors import ConfigurationTypeError
 from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.html import TEMPLATES
 from flower_kmeans.report.shown_clusters import MAX_COLUMNS, MAX_ROWS, colour_of
 from flower_kmeans.report.shown_rounds import RoundLine
+from flower_kmeans.report.silhouette import Silhouette
 
 pytestmark = pytest.mark.claim("reading-a-report", "everything-page-public-was")
 
@@ -218,6 +219,24 @@ def test_the_released_cost_has_its_error():
     without = quality_of(clustering_of([[0.0, 0.0]]))
     assert "standard error" not in without
     assert "Not measured" in without
+
+
+def test_the_silhouette_is_shown_by_cluster():
+    sums = SilhouetteSums((500.0, 20.0), (300.0, 10.0), 5.0, is_gaussian=True)
+    silhouette = Silhouette(sums)
+    report = replace(report_of_a_run(), silhouette=silhouette)
+    result = clustering_of([[0.0, 0.0], [5.0, 0.0]], [500, 20], report=report)
+    section = read(html_report(result)).the("section", id="quality")
+    assert silhouette.text in section.text
+    rows = tables(section)["Silhouette"]
+    own = silhouette.by_cluster[0]
+    assert rows[1][1:] == [
+        f"{silhouette.value:.2f}",
+        f"{silhouette.low:.2f} to {silhouette.high:.2f}",
+    ]
+    assert rows[2][1:] == [f"{own.value:.2f}", f"{own.low:.2f} to {own.high:.2f}"]
+    assert rows[3][1:] == ["-", "too few records"]
+    assert "Not measured" not in section.text
 
 
 def test_a_comparison_is_shown_as_exact():
