@@ -558,6 +558,7 @@ optional
         report.n_clients = server.n_clients
         report.dropped = list(server.dropped)
         algorithm = server.run.algorithm
+        report.size_noise = self._size_noise(report)
         if server.last_sum:
             of_values = sentences(algorithm, server.findings)
             report.warnings = (*algorithm.warnings(server.state), *of_values)
@@ -572,6 +573,20 @@ optional
             sums = judged.sums_of(algorithm, server.state, factor)
             if sums is not None:
                 report.silhouette = Silhouette(sums)
+
+    def _size_noise(self, report: Report) -> float | None:
+        """Return the standard deviation of the noise in a cluster's size, in records.
+
+        ``None`` before the round of the result, and if it is not known.
+        """
+        place = judged.result_round(self.algorithm) - 1
+        if len(report.answers) <= place or not report.answers[place]:
+            return None
+        all_answered = report.answers[place] == report.n_slots
+        planned = self.algorithm.size_noise(all_answered)
+        if planned is None:
+            return None
+        return planned * report.factors[place]
 
     def _warnings_of_columns(self) -> tuple[str, ...]:
         """Return warnings about columns that decide too much or nothing."""

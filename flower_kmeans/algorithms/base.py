@@ -346,6 +346,23 @@ class Algorithm(ABC):
             return None
         return scaled(state.arrays["counts"], self.fraction_bits)
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned standard deviation of the noise in `counts`, in records.
+
+        ``None`` if `counts` are not numbers of records plus the last round's noise alone.
+        ``all_answered`` states whether no client was missing in the last round.
+        """
+        return None
+
+    def _noise_of_counts(self) -> float | None:
+        """Return `size_noise` where `counts` are the last round's block of counts.
+
+        ``None`` with a clip: a client's clipped counts are not numbers of records.
+        """
+        if self.clip is not None:
+            return None
+        return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
+
     @property
     def fewest_clusters(self) -> int:
         """Fewest clusters of a result; ``n_clusters`` is the most."""

@@ -239,6 +239,10 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         counts = np.full_like(sizes, (n_answers * held << q) // self.n_clusters)
         return State(state.round + 1, {"centroids": centroids, "counts": counts})
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return ``None``: counts are numbers of slots, and not of records."""
+        return None
+
     def warnings(self, state: State) -> tuple[str, ...]:
         """Return the warning that sizes are public averages, if none are released."""
         if self.aggregation == "mna" and self._has_counts:

@@ -349,6 +349,15 @@ class FedDPAlgorithm(base.Algorithm):
         changed = self._stage(number).after(before, answer, noise, flags, rng)
         return State(number, {**before, **changed, "flags": flags})
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records.
+
+        ``None`` with a clip, or without a Lloyd round, which counts the clusters.
+        """
+        if not self.n_lloyd_rounds:
+            return None
+        return self._noise_of_counts()
+
     @property
     def last_cost(self) -> LastCost | None:
         """The cost at the result; ``None`` unless the last round releases it."""

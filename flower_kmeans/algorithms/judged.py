@@ -353,6 +353,10 @@ class Judged(Algorithm):
         """Return the noisy cluster sizes of the inner algorithm, (k,); ``None`` before any."""
         return self.inner.counts(_of_inner(self, state))
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records: that of the inner algorithm."""
+        return self.inner.size_noise(all_answered)
+
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result; ``None`` unless it is released."""

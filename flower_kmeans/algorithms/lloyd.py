@@ -305,6 +305,10 @@ class LloydFamily(base.Algorithm):
         kept = self._kept_for_cost(number, old, answer)
         return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records; ``None`` with a clip."""
+        return self._noise_of_counts()
+
     @property
     def last_cost(self) -> LastCost | None:
         """The cost at the result; ``None`` unless the last round releases it."""

@@ -571,3 +571,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,), or ``None`` before the last round."""
         return super().counts(state) if state.round == self.n_rounds else None
+
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records; ``None`` with a clip."""
+        return self._noise_of_counts()

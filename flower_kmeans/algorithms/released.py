@@ -19,6 +19,25 @@ CONFIDENCE = 0.95
 """Probability that all intervals of cluster sizes contain the true sizes at once."""
 
 
+def size_margin(noise: float, n_clusters: int, is_laplace: bool = False) -> float:
+    """Return the half width of intervals around noisy sizes, in records.
+
+    With probability `CONFIDENCE` all intervals contain the true sizes at once, by a union
+    bound over ``n_clusters``. ``noise`` is the standard deviation of a size's noise, which
+    is Gaussian unless ``is_laplace``.
+    """
+    beyond = (1 - CONFIDENCE) / n_clusters
+    if is_laplace:
+        return -noise * math.log(beyond) / math.sqrt(2.0)
+    return -noise * NormalDist().inv_cdf(beyond / 2)
+
+
+def size_intervals(counts: FloatArray, margin: float) -> FloatArray:
+    """Return the least and largest size of each cluster in records, (k, 2), at least 0."""
+    signs = np.array([-1.0, 1.0])
+    return np.maximum(counts[:, None] + margin * signs, 0.0)
+
+
 @dataclass(frozen=True)
 class CostEstimate:
     """The inertia of a clustering, estimated from released values.
@@ -95,16 +114,12 @@ class SizeReport:
         With probability `CONFIDENCE` all k intervals contain the true sizes at once. It
         is ``noise * Phi^-1(1 - (1 - CONFIDENCE) / (2 k))``.
         """
-        # This is a union bound over k clusters.
-        k = len(self.counts)
-        return -self.noise * NormalDist().inv_cdf((1 - CONFIDENCE) / (2 * k))
+        return size_margin(self.noise, len(self.counts))
 
     @property
     def interval(self) -> FloatArray:
         """Least and largest size of each cluster in records, (k, 2), at least 0."""
-        counts = np.array(self.counts)[:, None]
-        signs = np.array([[-1.0, 1.0]])
-        return np.maximum(counts + self.margin * signs, 0.0)
+        return size_intervals(np.array(self.counts), self.margin)
 
     @property
     def bounds_kept(self) -> tuple[SizeBound, ...]:

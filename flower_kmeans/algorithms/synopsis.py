@@ -707,6 +707,20 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return the noisy cluster sizes, (k,); ``None`` before there are any."""
         return self._found(state, super().counts(state))
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records.
+
+        ``None`` with a clip, without a round that counts clusters, or if clients were
+        missing in a refinement round: it may keep the counts of the round before.
+        """
+        schedule = self.schedule
+        if schedule.is_sizing(self.n_rounds):
+            return self._noise_of_counts()
+        is_refinement = self.n_rounds > schedule.last_synopsis
+        if is_refinement and all_answered:
+            return self._noise_of_counts()
+        return None
+
     def _found(self, state: State, rows: FloatArray | None) -> FloatArray | None:
         """Return the rows of clusters that were chosen: a state has the most, for equal steps."""
         if rows is None or "chosen" not in state.arrays:

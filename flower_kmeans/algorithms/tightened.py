@@ -477,6 +477,10 @@ class Tightened(Algorithm):
         """Return the noisy cluster sizes, (k,); ``None`` before there are any."""
         return self.at(state).counts(_of_inner(state))
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return the planned noise of a size, in records: that of the inner algorithm."""
+        return self.inner.size_noise(all_answered)
+
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result, within the ranges; ``None`` unless it is released."""

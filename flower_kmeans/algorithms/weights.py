@@ -152,14 +152,16 @@ def note_on_persons(algorithm: "Algorithm") -> str | None:
     if budget.epsilon is None or budget.delta is None or n_persons is None:
         return None
     mu = mu_of_budget(budget.epsilon, budget.delta) if budget.delta else budget.epsilon
-    work = algorithm.n_clusters * math.sqrt(algorithm.domain.n_features)
+    k = algorithm.n_clusters
+    d = algorithm.domain.n_features
+    work = k * math.sqrt(d)
     signal = mu * n_persons / work
     if signal >= _LEAST_SIGNAL:
         return None
     return (
         "WARNING: noise may hide many of the clusters, because there are few persons for them: "
-        f"mu n_persons / (k sqrt(d)) is {signal:.3g}, below {_LEAST_SIGNAL:g}. Take fewer clusters "
-        "or columns, a larger epsilon or more persons."
+        f"{signal / _LEAST_SIGNAL:.0%} of those that {k} clusters in {d} columns need at this "
+        "epsilon. Take fewer clusters or columns, a larger epsilon or more persons."
     )
 
 

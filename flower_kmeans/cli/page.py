@@ -17,7 +17,8 @@ from flower_kmeans.files import parsed_json, printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.report.comparison import Comparison
-from flower_kmeans.report.html import Outcome, page_of
+from flower_kmeans.report.html import page_of
+from flower_kmeans.report.outcome import Outcome
 from flower_kmeans.report.parts import part_type
 from flower_kmeans.report.report import Report
 

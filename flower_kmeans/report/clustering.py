@@ -124,12 +124,15 @@ class Clustering:
 
     @property
     def size_interval(self) -> FloatArray | None:
-        """Least and largest size of each cluster, (k, 2); ``None`` without bounds.
+        """Least and largest size of each cluster, (k, 2), around `sizes` or ``counts``.
 
-        All k intervals hold at once with probability 0.95 over the noise.
+        All k intervals hold at once with probability 0.95 over the noise. Sizes are of the
+        clients that answered the last round. Without bounds on sizes, they are numbers of
+        records that this round counted for the centroids before its step. ``None`` if the
+        noise of ``counts`` is not known, such as after a clip.
         """
         if self.size_report is None:
-            return None
+            return self.report.size_interval(self.counts)
         return self.size_report.interval
 
     def predict(

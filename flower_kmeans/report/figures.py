@@ -53,7 +53,11 @@ class Axis:
             if 0.001 <= tick <= 1000:
                 return f"{tick:.4g}"
             return f"1e{round(math.log10(tick))}"
-        return f"{0.0 if abs(tick) < 1e-12 * (self.high - self.low) else tick:.6g}"
+        if abs(tick) < 1e-12 * (self.high - self.low):
+            return "0"
+        if 1e6 <= abs(tick) < 1e10:
+            return f"{tick / 1e6:.6g}M"
+        return f"{tick:.6g}"
 
 
 def around(values: Sequence[float], label: str) -> Axis:

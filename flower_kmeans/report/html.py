@@ -1,44 +1,48 @@
 """A run's report as one HTML page without scripts, network or the plots extra.
 
-``page.html.j2`` has the sentences of the page, with ``figures.svg.j2`` and ``page.css``.
-`Outcome` holds the data of a page: all of it is public or released, never a record.
+``page.html.j2`` has the sentences of the page, with ``notices.txt.j2``, ``figures.svg.j2``
+and ``page.css``. `Outcome` holds the data of a page: all of it is public or released, never
+a record.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
+from flower_kmeans.algorithms.released import CONFIDENCE
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Box, Domain, Sphere
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
+from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.comparison import Comparison
-from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
+from flower_kmeans.report.figures import Axis, PlotFrame
+from flower_kmeans.report.outcome import Outcome
 from flower_kmeans.report.report import Report
+from flower_kmeans.report.shown_clusters import colour_of, learned_of, sized_of
+from flower_kmeans.report.shown_rounds import (
+    missed_of,
+    notices_of,
+    release_lines,
+    round_lines,
+)
 from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
 from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
 
-MAX_ROWS = 200
-MAX_COLUMNS = 64
-_NAMED_DOTS = 40
-_LARGEST_DOT = 20.0
-_SMALLEST_DOT = 4.0
 _REACH = 2.5  # length of the axis of epsilon, in epsilons of the run
 _POINTS = 241
 _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
 _MOST_LEAVES = 60
+_LONG_WORD = 11  # characters: longer words may be broken in a table
 
 
 def html_report(
@@ -96,7 +100,7 @@ def html_report(
 
 
 def page_of(
-    run: "Outcome",
+    run: Outcome,
     title: str | None,
     facts: Sequence[tuple[str, str]],
     versions: Mapping[str, str],
@@ -107,13 +111,7 @@ def page_of(
     are those of `html_report`.
     """
     report = run.report
-    dropped = {(entry.round, entry.node_id) for entry in report.dropped}
-    releases = []
-    for t, group in enumerate(report.plan.rounds, 1):
-        releases += [(t, each) for each in group]
-    missing = []
-    for t in range(1, len(report.answers) + 1):
-        missing.append(sum(t == each for each, _ in dropped))
+    first, further = notices_of(run)
     template = TEMPLATES.get_template("report/page.html.j2")
     page = template.render(
         run=run,
@@ -121,12 +119,15 @@ def page_of(
         title=title,
         facts=facts,
         domain=_kind(run.domain),
-        releases=releases,
+        releases=release_lines(report.plan),
         curve=_curve(report),
-        dropped=dropped,
-        missing=missing,
-        learned=_learned(run),
-        sized=_sized(run),
+        first=first,
+        further=further,
+        comparison=run.comparison,
+        missed=missed_of(report),
+        rounds=round_lines(report),
+        learned=learned_of(run),
+        sized=sized_of(run),
         numbers=_numbers(run),
         versions=versions,
         version=__version__,  # of this page's writer
@@ -139,56 +140,7 @@ def page_of(
 # ----------------------------------------------------------------- a run for its page
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run for its page: report, public parameters, and results that its writer may see."""
-
-    report: Report
-    domain: Domain
-    columns: tuple[str, ...]
-    # the most, if the run chose their number and the writer must not see it
-    n_clusters: int
-    clusters: str  # number of clusters in words
-    centroids: FloatArray | None  # (k, d)
-    counts: FloatArray | None  # (k,)
-    sizes: SizeReport | None
-    not_private: str | None
-    synopsis: Synopsis | None = None
-    comparison: Comparison | None = None  # of a simulation: exact, and not private
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the run's guarantee holds: neither its report nor its user denies it."""
-        return self.not_private is None and self.report.guarantee_holds
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all planned rounds were completed."""
-        return self.report.n_rounds == len(self.report.plan.rounds)
-
-    @property
-    def bounds(self) -> tuple[FloatArray, FloatArray] | None:
-        """Public lower and upper bounds of a `Box`, (d,) each in the user's units."""
-        if not isinstance(self.domain, Box):
-            return None
-        return np.array(self.domain.lower), np.array(self.domain.upper)
-
-    @property
-    def are_colours(self) -> bool:
-        """Whether records are colours: red, green and blue, within 0 to 255."""
-        bounds = self.bounds
-        names = [column.lower() for column in self.columns]
-        if bounds is None or names != ["red", "green", "blue"]:
-            return False
-        lower, upper = bounds
-        return bool(lower.min() >= 0 and upper.max() <= 255)
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """Indices of the clusters, the largest cluster first; in order without sizes."""
-        if self.counts is None:
-            return np.arange(self.n_clusters)
-        return np.argsort(-self.counts, kind="stable")
+_KINDS = ("bad", "caution", "fact")
 
 
 def _outcome_of(
@@ -303,45 +255,9 @@ def detection(report: Report, alarm: float) -> float:
     return min(1.0, grown, 1 - math.exp(-epsilon) * quiet)
 
 
-def cost_shares(plan: PrivacyPlan) -> list[float | None]:
-    """Return each release's fraction of the cost, or ``None`` if costs do not add up.
-
-    Squares of mu add up if all noise is Gaussian, and epsilons if all of it is Laplace
-    noise.
-    """
-    costs = [release.cost for release in plan.releases]
-    if plan.mu is not None:
-        return [(cost / plan.mu) ** 2 for cost in costs]
-    if plan.is_private and plan.budget.delta == 0:
-        total = math.fsum(costs)
-        return [cost / total for cost in costs]
-    return [None] * len(costs)
-
-
-def colour_of(centroid: FloatArray) -> str:
-    """Return the hexadecimal name of the colour of red, green and blue, (3,), in 0 to 255."""
-    rounded = np.clip(np.rint(centroid), 0, 255)
-    red, green, blue = (int(each) for each in rounded)
-    return f"#{red:02x}{green:02x}{blue:02x}"
-
-
 def whole(low: float, high: float) -> str:
     """Return an interval of records in whole numbers, rounded outwards."""
     return f"{math.floor(low):,} to {math.ceil(high):,}"
-
-
-def texts(values: Sequence[float | str]) -> list[str]:
-    """Return the cells of a column, with the decimals that give its largest number four digits."""
-    numbers = [value for value in values if isinstance(value, float)]
-    largest = max(map(abs, numbers), default=0.0)
-    digits = 0
-    if largest > 0:
-        before = math.floor(math.log10(largest))
-        digits = int(np.clip(3 - before, 0, 9))
-    cells = []
-    for value in values:
-        cells.append(f"{value:,.{digits}f}" if isinstance(value, float) else value)
-    return cells
 
 
 def least_shown(delta: float) -> float:
@@ -385,73 +301,6 @@ def _line(
     return epsilons[:n], [max(delta, low) for delta in deltas[:n]]
 
 
-def _learned(run: Outcome) -> dict[str, Any] | None:
-    """Return rows of the table of centroids, and axes and dots of their plot."""
-    centroids = run.centroids
-    counts = run.counts
-    bounds = run.bounds
-    if centroids is None:
-        return None
-    k, d = centroids.shape
-    if counts is None:
-        sizes = np.ones(k)
-    else:
-        sizes = np.maximum(counts, 0.0)
-    relative = sizes / (sizes.max() or 1.0)
-    places = centroids
-    labels = list(run.columns)
-    if d > 2:
-        places, parts = principal_places(run.domain.scaled(centroids), sizes)
-        labels = []
-        for i in (0, 1):
-            labels.append(f"principal direction {i + 1} ({100 * parts[i]:.0f}%)")
-    axes = []
-    for i, label in enumerate(labels):
-        if d > 2 or bounds is None:
-            axis = around(places[:, i].tolist(), label)
-        else:
-            axis = Axis(label, float(bounds[0][i]), float(bounds[1][i]))
-        axes.append(axis)
-    # The area of a circle shows the size. Without positive sizes all circles are equal.
-    if counts is None:
-        drawn = 0.15 * relative
-    elif sizes.any():
-        drawn = relative
-    else:
-        drawn = np.full(k, 0.09)
-    radii = np.maximum(_SMALLEST_DOT, _LARGEST_DOT * np.sqrt(drawn))
-    dots = []
-    # The largest is drawn first, so that small circles are above large ones.
-    for cluster in run.order:
-        title = f"cluster {cluster}"
-        if counts is not None:
-            title += f", size {counts[cluster]:,.0f}"
-        dot = Dot(
-            name=str(cluster) if k <= _NAMED_DOTS else "",
-            x=float(places[cluster, 0]),
-            y=float(places[cluster, 1]) if d > 1 else 0.0,
-            radius=float(radii[cluster]),
-            title=title,
-            colour=colour_of(centroids[cluster]) if run.are_colours else None,
-        )
-        dots.append(dot)
-    last = _last_row(run)
-    columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
-    cells = [texts(values) for _, values in columns]
-    shown = run.order[:MAX_ROWS].tolist()
-    return {
-        "shown": shown,
-        "columns": [name for name, _ in columns],
-        "rows": [[column[cluster] for column in cells] for cluster in shown],
-        "bounds": last[: MAX_COLUMNS + 1],
-        "weights": _weights(run),
-        "shares": (sizes / (sizes.sum() or 1.0)).tolist(),
-        "widths": (100 * relative).tolist(),
-        "axes": axes,
-        "dots": dots,
-    }
-
-
 def _kind(domain: Domain) -> str:
     """Return the kind of a domain in words."""
     if isinstance(domain, Box):
@@ -459,53 +308,6 @@ def _kind(domain: Domain) -> str:
     if isinstance(domain, Sphere):
         return "Sphere (directions: records are divided by their length)"
     return "Ball"
-
-
-def _last_row(run: Outcome) -> list[str]:
-    """Return the bounds below the table of centroids: a name, and a cell for each column."""
-    domain = run.domain
-    if isinstance(domain, Sphere):
-        return ["directions", *([""] * domain.n_features)]
-    if not isinstance(domain, Box):
-        cells = [f"{coordinate:.4g}" for coordinate in domain.center]
-        return [f"within {domain.radius:.4g} of", *cells]
-    corners = np.array([domain.lower, domain.upper])
-    cells = []
-    for _, pair in readable(corners, domain, run.columns):
-        both = [e if isinstance(e, str) else f"{e:.4g}" for e in pair]
-        cells.append(" to ".join(both))
-    return ["bounds", *cells]
-
-
-def _weights(run: Outcome) -> str:
-    """Return the weights of columns in words; empty where all are the usual ones."""
-    if not isinstance(run.domain, Box) or not run.domain.is_weighted:
-        return ""
-    pairs = run.domain.weights_by_name().items()
-    return ", ".join(f"{name} {weight:.4g}" for name, weight in pairs)
-
-
-def _sized(run: Outcome) -> dict[str, Any] | None:
-    """Return the bounds on sizes, the shown clusters with the largest first, and their axis."""
-    sizes = run.sizes
-    if sizes is None:
-        return None
-    least = sizes.min_size or None
-    most = sizes.max_size
-    order = np.argsort(-np.array(sizes.counts), kind="stable")
-    if len(order) > MAX_ROWS:  # then those nearest to a bound
-        low, high = sizes.interval.T
-        room = low - sizes.min_size
-        if most is not None:
-            room = np.minimum(room, most - high)
-        tightest = np.argsort(room, kind="stable")[:MAX_ROWS]
-        order = order[np.isin(order, tightest)]
-    bounds = [bound for bound in (least, most) if bound is not None]
-    shown = sizes.interval[order].ravel().tolist()
-    axis = around([*shown, *bounds], "records")
-    # Noisy intervals can begin below 0, but sizes cannot be negative.
-    axis = Axis("records", max(axis.low, 0.0), axis.high)
-    return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
 
 
 def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:
@@ -589,17 +391,34 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
+def breakable(value: object) -> list[object]:
+    """Return the parts of a cell's text, between which its line may break.
+
+    Only words longer than `_LONG_WORD` have several.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return [value]
+    parts = [""]
+    for word in re.split(r"(?<=\s)", value):
+        n_parts = max(1, math.ceil(len(word) / _LONG_WORD))
+        size = math.ceil(len(word) / n_parts)
+        parts[-1] += word[:size]
+        parts += [word[i : i + size] for i in range(size, len(word), size or 1)]
+    return [*parts]
+
+
 # They are here and not in templates.py, because reports in text do not need them.
 TEMPLATES = environment()
 TEMPLATES.filters.update(
-    px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}"
+    breakable=breakable,
+    px=lambda value: f"{value:.2f}",
+    commas=lambda value: f"{value:,.0f}",
 )
 _FUNCTIONS = (
     Axis,
     PlotFrame,
     colour_of,
     column_parts,
-    cost_shares,
     detection,
     whole,
     zip,

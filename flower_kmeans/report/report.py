@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from flower_kmeans.algorithms.released import CostEstimate, SizeReport
+from flower_kmeans.algorithms.judged import QUALITY
+from flower_kmeans.algorithms.layout import COUNTS
+from flower_kmeans.algorithms.released import (
+    CostEstimate,
+    SizeReport,
+    size_intervals,
+    size_margin,
+)
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Ball, Domain, Sphere
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.parts import ReportPart, part_names
@@ -57,7 +65,7 @@ _PLAIN = (  # attributes that `Report.to_dict` copies
     *("noise_factor", "added_noise_factor", "levels"),
     *("sampler", "theorems", "ledger", "seconds", "answers", "lost_rounds", "warnings"),
     *("protects_against", "statements", "dropped", "incidents", "restarts", "cost"),
-    "resumptions",
+    *("resumptions", "size_noise"),
 )
 
 IncidentKind = Literal[
@@ -220,6 +228,9 @@ class Report(Proceedings):
     # released cost of the clustering, if the server knows it
     cost: CostEstimate | None = None
     sizes: SizeReport | None = None  # sizes and bounds, if the server knows them
+    # standard deviation of the noise in a cluster's size, in records, where the sizes are
+    # counts of the round of the result with that noise alone
+    size_noise: float | None = None
     # how well the clusters are apart, with ``quality=True``, if the server knows it
     silhouette: Silhouette | None = None
     # ranges of columns that the first round released, if the server knows them
@@ -385,6 +396,29 @@ class Report(Proceedings):
     def statements(self) -> tuple[str, ...]:
         """Statements for all parties, in sentences (docs/protocol.md, section 11)."""
         return lines_of("report/statements.txt.j2", report=self)
+
+    def size_interval(self, counts: FloatArray) -> FloatArray | None:
+        """Return the least and largest size of each cluster in the last round, (k, 2).
+
+        ``counts``, (k,), are the noisy sizes. All k intervals hold at once with probability
+        0.95 over the noise. ``None`` if its scale is not known.
+        """
+        margin = self.size_margin(len(counts))
+        if margin is None:
+            return None
+        return size_intervals(counts, margin)
+
+    def size_margin(self, n_clusters: int) -> float | None:
+        """Return the half width of the intervals of `size_interval`, in records."""
+        if self.size_noise is None:
+            return None
+        counting = [
+            release
+            for release in self.plan.releases
+            if COUNTS in release.blocks and release.name != QUALITY
+        ]
+        is_laplace = bool(counting) and counting[-1].mechanism == "laplace"
+        return size_margin(self.size_noise, n_clusters, is_laplace)
 
     @property
     def guarantee_holds(self) -> bool:

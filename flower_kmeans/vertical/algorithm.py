@@ -174,6 +174,10 @@ class VerticalAlgorithm(LloydFamily):
         centroids = into_domain(moved, self.domain, self.fraction_bits)
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
 
+    def size_noise(self, all_answered: bool) -> float | None:
+        """Return ``None``: soft memberships are not numbers of records."""
+        return None
+
     def meaning(self, state: State, answer: Statistic) -> Meaning:
         """Return the limits of soft sums and counts, with a tolerance for errors of CKKS."""
         found = super().meaning(state, answer)

@@ -45,7 +45,8 @@ from flower_kmeans.protocol.run import (
     parse_document,
 )
 from flower_kmeans.protocol.wire import encode, to_content
-from flower_kmeans.report.html import Outcome, page_of
+from flower_kmeans.report.html import page_of
+from flower_kmeans.report.outcome import Outcome
 from flower_kmeans.report.report import Report
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd

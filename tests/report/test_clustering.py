@@ -225,8 +225,7 @@ def test_weights_have_no_meaning_in_some_of_the_columns():
 
 
 def test_sizes_and_intervals_are_those_of_the_report():
-    plain = clustering([[0.0, 0.0]], WIDE)
-    assert (plain.sizes, plain.size_interval) == (None, None)
+    assert clustering([[0.0, 0.0]], WIDE).sizes is None
     sizes = SizeReport((10.5, -3.0), 2.0, 5, 20)
     result = clustering([[0.0, 0.0], [1.0, 1.0]], WIDE, np.zeros(2), sizes)
     np.testing.assert_array_equal(result.sizes, [10.5, -3.0])

@@ -390,7 +390,7 @@ def test_the_plan_and_the_page_warn_of_too_few_persons():
     few = persons_of()
     (note,) = few.report.to_dict()["notes"]
     assert note.startswith("WARNING: noise may hide many of the clusters")
-    assert "mu n_persons / (k sqrt(d))" in html_report(few)
+    assert note in html_report(few)
     assert note in few.report.plan.describe()
     budget = PrivacyBudget(2.0, unit="person")
     many = FastLloyd(2, BOX, budget, n_clients=6, n_persons=5_000)

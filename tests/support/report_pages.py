@@ -8,7 +8,7 @@ import numpy as np
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "wbr"}
 N_CLIENTS = 5
 RECORDS = np.random.default_rng(3).uniform(0, 10, (300, 2))
 PARTITIONS = np.array_split(RECORDS, N_CLIENTS)

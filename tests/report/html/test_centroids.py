@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from report_pages import finished, read, tables
 
 from flower_kmeans import Ball, Box, Clustering, html_report
-from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.released import CostEstimate, SilhouetteSums
+from flower_kmeans.errors import ConfigurationTypeError
+from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
-from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
+from flower_kmeans.report.html import TEMPLATES
+from flower_kmeans.report.shown_clusters import MAX_COLUMNS, MAX_ROWS, colour_of
+from flower_kmeans.report.shown_rounds import RoundLine
+from flower_kmeans.report.silhouette import Silhouette
 
 pytestmark = pytest.mark.claim("reading-a-report", "everything-page-public-was")
 
@@ -22,7 +27,7 @@ def report_of_a_run():
 
 
 def section_of(clustering, **options):
-    return read(html_report(clustering, **options)).the("section", id="centroids")
+    return read(html_report(clustering, **options)).the("section", id="clusters")
 
 
 def clustering_of(centroids, counts=None, domain=None, report=None):
@@ -39,18 +44,22 @@ def test_the_table_is_the_result_largest_cluster_first():
     result = clustering_of([[1.0, -20.5], [2.25, 30.0], [0.125, 0.0]], [10, -3.4, 29.6])
     rows = tables(section_of(result, columns=["age", "income"]))["Centroids"]
     assert rows == [
-        ["cluster", "noisy size", "fraction", "age", "income"],
-        ["2", "30", "74.7%", "0.125", "0.00"],
-        ["0", "10", "25.3%", "1.000", "-20.50"],
-        ["1", "-3", "0.0%", "2.250", "30.00"],
-        ["bounds", "", "", "-50 to 50", "-50 to 50"],
+        ["cluster", "age", "income"],
+        ["2: high income", "0.125", "0.00"],
+        ["0: low income", "1.000", "-20.50"],
+        ["1", "2.250", "30.00"],
+        ["all clusters", "0.346", "-5.18"],
+        ["bounds", "-50 to 50", "-50 to 50"],
     ]
 
 
 def test_sizes_without_noise_are_not_called_noisy():
     section = section_of(finished("Lloyd", "plain"))
-    assert "size" in tables(section)["Centroids"][0]
+    rows = tables(section)["Sizes and intervals"]
+    assert rows[0] == ["cluster", "size", "fraction"]
     assert "noisy" not in section.text
+    assert "these are exact sizes" in section.text
+    assert section.all("path", "reach") == []
 
 
 @pytest.mark.parametrize(
@@ -59,12 +68,12 @@ def test_sizes_without_noise_are_not_called_noisy():
         (
             Box([0, 0], [1, 2], columns=["height", "weight"]),
             ["height", "weight"],
-            ["bounds", "", "", "0 to 1", "0 to 2"],
+            ["bounds", "0 to 1", "0 to 2"],
         ),
         (
             Ball(2.5, [1, -1]),
             ["column 1", "column 2"],
-            ["within 2.5 of", "", "", "1", "-1"],
+            ["within 2.5 of", "1", "-1"],
         ),
     ],
 )
@@ -78,10 +87,13 @@ def test_large_results_are_cut_and_it_is_said():
     centroids = np.random.default_rng(0).normal(size=(MAX_ROWS + 5, MAX_COLUMNS + 7))
     section = section_of(clustering_of(centroids, np.arange(MAX_ROWS + 5)))
     parts = tables(section)
+    sizes = parts.pop("Sizes and intervals")
+    assert len(sizes) == MAX_ROWS + 1
+    assert f"the {MAX_ROWS} largest clusters" in section.text
     assert list(parts) == [
         f"Centroids, part {i + 1} of {len(parts)}" for i in range(len(parts))
     ]
-    assert {len(rows) for rows in parts.values()} == {MAX_ROWS + 2}
+    assert {len(rows) for rows in parts.values()} == {MAX_ROWS + 3}
     for clusters in zip(
         *([row[0] for row in rows] for rows in parts.values()), strict=True
     ):
@@ -90,9 +102,9 @@ def test_large_results_are_cut_and_it_is_said():
         [cell for row in rows for cell in row[1:]]
         for rows in zip(*parts.values(), strict=True)
     ]
-    assert {len(row) for row in joined} == {MAX_COLUMNS + 2}
-    assert joined[0][2:] == [f"column {i + 1}" for i in range(MAX_COLUMNS)]
-    values = [[float(cell) for cell in row[2:]] for row in joined[1:-1]]
+    assert {len(row) for row in joined} == {MAX_COLUMNS}
+    assert joined[0] == [f"column {i + 1}" for i in range(MAX_COLUMNS)]
+    values = [[float(cell) for cell in row] for row in joined[1:-2]]
     np.testing.assert_allclose(
         values, centroids[:4:-1, :MAX_COLUMNS], rtol=1e-3, atol=5e-3
     )
@@ -103,7 +115,7 @@ def test_large_results_are_cut_and_it_is_said():
 
 
 def places_of(section):
-    (chart,) = section.all("svg")
+    chart = section.all("svg")[-1]
     places = {}
     for group in chart.all("g"):
         (dot,) = group.all("circle")
@@ -175,9 +187,8 @@ def test_records_that_are_colours_are_shown_as_colours():
     result = clustering_of([[255.2, 0, 16], [-3, 127.6, 300]], [3, 1], domain)
     section = section_of(result, columns=["red", "green", "blue"])
     rows = tables(section)["Centroids"]
-    assert [row[1].strip() for row in rows[1:-1]] == ["#ff0010", "#0080ff"]
-    fills = [dot.attributes["style"] for dot in section.all("circle")]
-    assert fills == ["fill:#ff0010", "fill:#0080ff"]
+    assert [row[1].strip() for row in rows[1:-2]] == ["#ff0010", "#0080ff"]
+    assert not section.all("figure", "profile")
     palette = section.all("div", "palette")[0].children
     assert [each.attributes["title"] for each in palette] == ["#ff0010", "#0080ff"]
     for other in ({"columns": ["r", "g", "b"]}, {}):
@@ -194,15 +205,48 @@ def test_equal_centroids_and_sizes_below_zero_are_no_error(d):
     assert "nan" not in html_report(clustering_of(np.full((1, d), 7.0), [0.0])).lower()
 
 
+def quality_of(clustering, **options):
+    return read(html_report(clustering, **options)).the("section", id="quality").text
+
+
 def test_the_released_cost_has_its_error():
     cost = CostEstimate(1234.5, 67.8, users_units=True)
-    text = section_of(
-        clustering_of([[0.0, 0.0]], report=replace(report_of_a_run(), cost=cost))
-    ).text
+    report = replace(report_of_a_run(), cost=cost)
+    text = quality_of(clustering_of([[0.0, 0.0]], report=report))
     assert (
         "1234.5 with a standard error of 67.8, in squares of the records' scale" in text
     )
-    assert "standard error" not in section_of(clustering_of([[0.0, 0.0]])).text
+    without = quality_of(clustering_of([[0.0, 0.0]]))
+    assert "standard error" not in without
+    assert "Not measured" in without
+
+
+def test_the_silhouette_is_shown_by_cluster():
+    sums = SilhouetteSums((500.0, 20.0), (300.0, 10.0), 5.0, is_gaussian=True)
+    silhouette = Silhouette(sums)
+    report = replace(report_of_a_run(), silhouette=silhouette)
+    result = clustering_of([[0.0, 0.0], [5.0, 0.0]], [500, 20], report=report)
+    section = read(html_report(result)).the("section", id="quality")
+    assert silhouette.text in section.text
+    rows = tables(section)["Silhouette"]
+    own = silhouette.by_cluster[0]
+    assert rows[1][1:] == [
+        f"{silhouette.value:.2f}",
+        f"{silhouette.low:.2f} to {silhouette.high:.2f}",
+    ]
+    assert rows[2][1:] == [f"{own.value:.2f}", f"{own.low:.2f} to {own.high:.2f}"]
+    assert rows[3][1:] == ["-", "too few records"]
+    assert "Not measured" not in section.text
+
+
+def test_a_comparison_is_shown_as_exact():
+    found = Comparison(120.0, 100.0, 500.0, 1234)
+    text = quality_of(clustering_of([[0.0, 0.0]]), comparison=found)
+    assert found.text in text
+    assert "exact, and the guarantee does not cover them" in text
+    assert "Not measured" not in text
+    with pytest.raises(ConfigurationTypeError, match="a Comparison"):
+        html_report(clustering_of([[0.0, 0.0]]), comparison=1.2)
 
 
 # --------------------------------------------------------------------------- charts
@@ -249,10 +293,15 @@ def test_an_axis_around_values_holds_them(values):
     assert axis.low < min(values) <= max(values) < axis.high
 
 
+def round_chart(answered, missing, least):
+    lines = []
+    for number, (came, away) in enumerate(zip(answered, missing, strict=True), 1):
+        lines.append(RoundLine(number, number, came, away, 1.0, is_lost=False))
+    return read(FIGURES.round_chart("b", "Bars", "words", lines, least)).the("svg")
+
+
 def test_bars_are_as_high_as_their_numbers():
-    svg = read(FIGURES.round_chart("b", "Bars", "words", [4, 2, 4], [0, 2, 0], 3)).the(
-        "svg"
-    )
+    svg = round_chart([4, 2, 4], [0, 2, 0], 3)
     bars = [float(bar.attributes["height"]) for bar in svg.all("rect", "a")]
     away = [float(bar.attributes["height"]) for bar in svg.all("rect", "m")]
     assert bars[0] == bars[2] == pytest.approx(2 * bars[1], abs=0.02)
@@ -266,9 +315,10 @@ def test_bars_are_as_high_as_their_numbers():
     assert PlotFrame().floor - place == pytest.approx(
         0.75 * (PlotFrame().floor - top), abs=0.02
     )
-    assert read(FIGURES.round_chart("b", "Bars", "words", [1] * 100, [0] * 100, 1)).all(
-        "rect", "a"
-    )
+    assert len(round_chart([1] * 100, [0] * 100, 1).all("rect", "a")) == 100
+    several = [RoundLine(1, 3, 4, 0, 1.0, is_lost=False)]
+    svg = read(FIGURES.round_chart("b", "Bars", "words", several, 3)).the("svg")
+    assert len(svg.all("rect", "a")) == 3
 
 
 def test_lines_and_their_mark_are_within_the_drawing():

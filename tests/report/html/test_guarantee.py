@@ -1,6 +1,7 @@
 """The guarantee in words and numbers, the picture of the trust model, releases and the curve."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +16,9 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol.trust import TRUSTED_SERVER
 from flower_kmeans.report.figures import PlotFrame
-from flower_kmeans.report.html import cost_shares, detection, least_shown
+from flower_kmeans.report.html import detection, least_shown
 from flower_kmeans.report.report import Dropped, Report
+from flower_kmeans.report.shown_rounds import cost_shares
 
 pytestmark = pytest.mark.claim(
     "reading-a-report",
@@ -139,46 +141,46 @@ def first_of(clustering):
 
 
 @pytest.mark.parametrize(
-    ("trust", "fact", "cautions"),
+    ("trust", "keys", "kind", "words"),
     [
+        ("oblivious-server", "relayed", "caution", "it must add the noise and follow"),
         (
             "oblivious-server",
-            "The server sees masked words only, and clients must trust the server",
-            [
-                "Against a server that breaks",
-                "Against the server together with clients",
-            ],
+            "roster",
+            "caution",
+            "it must add the noise, and must not",
         ),
-        (
-            "distributed-noise",
-            "The server and up to 1 client together see only the noisy sums",
-            [
-                "Against a server that breaks",
-                "Against the server together with clients",
-                "Against too many committee members",
-            ],
-        ),
-        (
-            "trusted-server",
-            "The server adds the noise and sees every client's exact sums",
-            [
-                "Against a server that follows the protocol (passive)",
-                "Against a server that breaks",
-                "Against the server together with clients",
-            ],
-        ),
+        ("distributed-noise", "relayed", "caution", "to follow the rules"),
+        ("clients-only", "relayed", "caution", "to follow the rules"),
+        ("clients-only", "roster", "fact", "Not the server: it cannot read"),
+        ("trusted-server", "none", "caution", "The server, completely"),
     ],
 )
-def test_what_others_see_comes_first_and_then_what_is_weakest(trust, fact, cautions):
-    found = first_of(finished("FastLloyd", trust))
-    assert found[0][:2] == ("fact", "Who sees what")
-    assert found[0][2].startswith(fact)
-    assert {kind for kind, _, _ in found[1:]} == {"caution"}
-    for (_, about, words), expected in zip(
-        found[1:], [*cautions, "Ledger"], strict=True
-    ):
-        assert about.startswith(expected)
-        assert words.startswith(("No:", "In part:", "This guarantee covers one run."))
+def test_whom_to_trust_comes_first_in_plain_words(trust, keys, kind, words):
+    clustering = finished("FastLloyd", trust)
+    report = replace(clustering.report, keys=keys)
+    found = first_of(replace(clustering, report=report))
+    assert [notice[:2] for notice in found] == [
+        (kind, "Whom you must trust"),
+        ("fact", "Several runs"),
+    ]
+    assert words in found[0][2]
+
+
+JARGON = re.compile(r"\bmu\b|sqrt|\btau\b|passive|noise share|M'|l2|sums\b.*counts")
+
+
+@pytest.mark.default_cases("values")
+@pytest.mark.parametrize(("name", "trust"), MODES)
+def test_what_has_to_be_read_first_is_short_and_has_no_jargon(name, trust):
+    for keys in ("relayed", "roster", "none"):
+        clustering = finished(name, trust)
+        report = replace(clustering.report, keys=keys, warnings=())
+        found = first_of(replace(clustering, report=report))
+        assert 1 <= len(found) <= 5
+        for _, _, words in found:
+            assert not JARGON.search(words), words
+            assert len(words.split()) <= 60
 
 
 def test_warnings_of_faults_and_of_the_algorithm_are_listed():
@@ -189,13 +191,30 @@ def test_warnings_of_faults_and_of_the_algorithm_are_listed():
     found = first_of(replace(clustering, report=report))
     assert found[0][:2] == ("caution", "Faults")
     assert found[0][2].startswith("WARNING: more than 1 in one round")
-    assert tuple(words for _, about, words in found if about == "Algorithm") == warnings
+    assert tuple(words for _, about, words in found if about == "Result") == warnings
 
 
-def test_runs_without_privacy_say_so_and_nothing_else():
+def test_of_many_notices_all_that_are_bad_come_first_and_the_others_are_further_down():
+    clustering = finished("FastLloyd", "clients-only")
+    bad = tuple(f"WARNING: the total {i} is wrong." for i in range(7))
+    others = ("One cluster is small.", "Another is, too.")
+    report = replace(clustering.report, warnings=(*others, *bad))
+    page = html_report(replace(clustering, report=report))
+    found = first_of(replace(clustering, report=report))
+    assert tuple(words for _, _, words in found) == bad
+    assert {kind for kind, _, _ in found} == {"bad"}
+    assert "And 4 more" in read(page).the("section", id="first").text
+    further = read(page).the("section", id="statements").all("ul", "warnings")[0]
+    assert all(words in further.text for words in others)
+
+
+def test_runs_without_privacy_say_so_and_what_to_do():
     clustering = finished("Lloyd", "plain")
     found = first_of(clustering)
-    assert [kind for kind, _, _ in found] == ["bad"]
+    assert [notice[:2] for notice in found] == [
+        ("bad", "Privacy"),
+        ("bad", "Do this next"),
+    ]
     assert found[0][2].startswith("NOT PRIVATE")
     assert plain_words(clustering)[0].startswith("There is no guarantee.")
 
@@ -330,11 +349,13 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
     plan, report = clustering.report.plan, clustering.report
     rows = tables(read(html_report(clustering)))["Every release of the plan"]
     releases = [(t, each) for t, group in enumerate(plan.rounds, 1) for each in group]
-    assert len(rows) == len(releases) + 2
-    for row, (t, release) in zip(rows[1:-1], releases, strict=True):
+    listed = [(t, row) for row in rows[1:-1] for t in rounds_of(row[0])]
+    listed.sort(key=lambda pair: pair[0])  # keeps the order within a round
+    assert len(listed) == len(releases)
+    for (at, row), (t, release) in zip(listed, releases, strict=True):
+        assert at == t
         kind = "mu" if release.mechanism == "gaussian" else "epsilon"
-        assert row[:-1] == [
-            str(t),
+        assert row[1:-1] == [
             release.name,
             ", ".join(release.blocks),
             release.norm + (" of 2 words" if release.parts else ""),
@@ -354,6 +375,20 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
             [each.cost**2 / plan.mu**2 for _, each in releases]
         )
         assert math.fsum(shares) == pytest.approx(1.0)
+        parts = [float(row[-1].removesuffix("%")) for row in rows[1:-1]]
+        assert math.fsum(parts) == pytest.approx(100, abs=0.5)
+
+
+def rounds_of(text):
+    """Return the rounds of a line of a table: "3", or "3 to 7"."""
+    first, _, last = text.partition(" to ")
+    return range(int(first), int(last or first) + 1)
+
+
+def test_equal_rounds_in_a_row_have_one_line():
+    rows = tables(read(html_report(finished("FastLloyd", "trusted-server"))))
+    lines = rows["Every release of the plan"][1:-1]
+    assert {row[0] for row in lines} == {"1 to 8"}
 
 
 @pytest.mark.claim("guarantees", "43")
@@ -368,6 +403,7 @@ def test_the_noise_is_given_as_added_and_as_left(trust):
     assert (left in text) == ("noise that clients added" in text) == removed
     rows = tables(root.the("section", id="rounds"))["Clients by round"]
     assert rows[0][4] == "noise"
+    assert rows[1][0].startswith("1 to ")
     assert {row[4] for row in rows[1:]} == {
         f"{math.sqrt(5 / (4 if removed else 3)):.4g}"
     }

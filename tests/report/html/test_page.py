@@ -1,5 +1,6 @@
 """The whole page: for every strategy under every trust model, and for hostile names."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -35,17 +36,18 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.report.html import TEMPLATES, column_parts
+from flower_kmeans.report.html import TEMPLATES, breakable, column_parts
 from flower_kmeans.simulation.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import SynopsisKMeans
 
 SECTIONS = (
-    "guarantee",
+    "clusters",
+    "quality",
     "trust",
+    "guarantee",
     "releases",
     "rounds",
-    "centroids",
     "run",
     "statements",
 )
@@ -64,7 +66,7 @@ def test_every_run_has_its_page(name, trust):
     assert addresses(root) == []
     assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
     sections = [section.attributes["id"] for section in root.all("section")]
-    expected = [*SECTIONS[:3], *(["curve"] if report.is_private else []), *SECTIONS[3:]]
+    expected = [*SECTIONS[:5], *(["curve"] if report.is_private else []), *SECTIONS[5:]]
     if name == "SynopsisKMeans":
         expected.insert(-2, "numbers")
     assert sections == ["first", *expected]
@@ -90,7 +92,7 @@ def test_every_run_has_its_page(name, trust):
     listed = [item.text for item in root.the("section", id="statements").all("li")]
     assert tuple(listed) == report.statements
     assert name in root.the("h1").text
-    result, privacy = (paragraph.text for paragraph in root.the("header").all("p"))
+    result, privacy, run = (e.text for e in root.the("header").all("p"))
     assert (
         result
         == f"Result: 3 clusters in {len(clustering.centroids[0])} columns, by {name}."
@@ -100,20 +102,13 @@ def test_every_run_has_its_page(name, trust):
         and f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} for one record, trust model"
     )
     assert privacy == f"Privacy: {cost or 'none, trust model'} {trust}."
-    tiles = dict(tile_of(each) for each in root.all("div", "tile"))
-    if report.is_private:
-        assert tiles["epsilon, for one record"] == f"{report.epsilon:.4g}"
-        assert tiles["delta"] == f"{report.delta:.3g}"
-        assert tiles["mu"] == ("-" if report.mu is None else f"{report.mu:.4g}")
-        assert "privacy" not in tiles
-    else:
-        assert tiles["privacy"] == "NOT PRIVATE"
-        assert "epsilon" not in " ".join(tiles)
-
-
-def tile_of(tile):
-    name, value = tile.children
-    return name.text, value.text
+    n_rounds = len(report.plan.rounds)
+    rounds = "1 round" if n_rounds == 1 else f"{n_rounds} rounds"
+    assert run == f"Run: 5 clients, {rounds}."
+    tiles = [tile.text for tile in root.all("div", "tile")]
+    assert tiles == ([] if report.is_private else ["privacyNOT PRIVATE"])
+    if report.mu is not None:
+        assert f"{report.mu:.4g}" in root.the("section", id="guarantee").text
 
 
 @pytest.mark.default_cases("values")
@@ -244,7 +239,7 @@ def test_the_page_of_a_server_that_saw_no_sum_has_no_centroids(trust):
     result = started(strategy)
     for page in (html_report(strategy), html_report(strategy, result)):
         root = read(page)
-        assert "must never see them" in root.the("section", id="centroids").text
+        assert "must never see them" in root.the("section", id="clusters").text
         assert "Centroids" not in tables(root)
         assert "Every release of the plan" in tables(root)
 
@@ -252,39 +247,49 @@ def test_the_page_of_a_server_that_saw_no_sum_has_no_centroids(trust):
 def test_a_servers_page_has_what_the_server_sees():
     strategy = strategy_of("FastLloyd", "distributed-noise")
     result = started(strategy)
-    with_sizes = tables(read(html_report(strategy, result)))["Centroids"]
-    assert with_sizes[0] == [
-        "cluster",
-        "noisy size",
-        "fraction",
-        "column 1",
-        "column 2",
-    ]
-    without = tables(read(html_report(strategy)))["Centroids"]
-    assert without[0] == ["cluster", "column 1", "column 2"]
-    rows = {row[0]: row[3:] for row in with_sizes[1:-1]}
-    assert {row[0]: row[1:] for row in without[1:-1]} == rows
+    with_sizes = tables(read(html_report(strategy, result)))
+    sizes = with_sizes["Sizes and intervals"]
+    assert sizes[0] == ["cluster", "noisy size", "interval", "fraction"]
+    interval = strategy.report.size_interval(result.arrays["counts"].numpy())
+    for row in sizes[1:]:
+        low, high = interval[int(row[0].split(":")[0])]
+        assert row[2] == f"{math.floor(low)} to {math.ceil(high)}"
+    without = tables(read(html_report(strategy)))
+    assert "Sizes and intervals" not in without
+    rows = sorted(row[1:] for row in with_sizes["Centroids"][1:-2])
+    assert sorted(row[1:] for row in without["Centroids"][1:-2]) == rows
     assert "Centroids" not in tables(read(html_report(strategy, Result())))
 
 
-@pytest.mark.claim("reading-a-report", "rounds-faults-shows-every")
+@pytest.mark.claim("reading-a-report", "failed-run-what-next")
 @pytest.mark.parametrize("kind", ["drop", "crash"])
 def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     strategy = strategy_of("FastLloyd", "oblivious-server", min_clients=5, n_rounds=3)
     with pytest.raises(TooFewClientsError):
         started(strategy, [Fault(client=2, round=2, kind=kind)])
     root = read(html_report(strategy))
-    assert (
-        "The run did not finish: 1 of 3 rounds" in root.the("section", id="first").text
-    )
+    notices = [item.text for item in root.the("section", id="first").all("li")]
+    assert notices[0].startswith("Do this next Start the missing clients again")
+    assert "resume=DIR it goes on with round 2" in notices[0]
+    assert "choose min_clients of at most 4." in notices[0]
+    assert "The run did not finish: 1 of 3 rounds" in notices[1]
+    assert "1 of 5 were missing" in notices[1]
+    reasons = {"drop": "No answer in time.", "crash": "The client or its node failed."}
+    assert f"Client 2: {reasons[kind]}" in notices[1]
+    report = strategy.report
+    spent = replace(report.plan, rounds=report.plan.rounds[:2]).epsilon()
+    assert notices[2].startswith("What it cost")
+    assert f"epsilon {spent:.4g} at most, of {report.epsilon:.4g}" in notices[2]
+    assert 0 < spent < report.epsilon
     assert "The run did not finish." in root.the("header").all("p")[0].text
-    assert "1 of 3: not finished" in root.the("header").text
+    assert "1 of 3 rounds: not finished" in root.the("header").text
     text = root.the("section", id="rounds").text
     assert "The run ended before round 2 was complete." in text
     assert "No client failed" not in text
     if kind == "crash":
         assert tables(root)["Irregular replies"][1][:2] == ["round 2", "2"]
-    assert len(tables(root)["Every release of the plan"]) == 2 + 2 * 3
+    (line,) = tables(root)["Clients by round"][1:]
+    assert line[:3] == ["1", "5", "5"]
 
 
 def test_a_run_that_nobody_joined_has_a_page():
@@ -293,7 +298,11 @@ def test_a_run_that_nobody_joined_has_a_page():
     with pytest.raises(TooFewClientsError):
         started(strategy, policy=refusing)
     root = read(html_report(strategy))
-    assert "0 of 8: not finished" in root.the("header").text
+    assert "0 of 8 rounds: not finished" in root.the("header").text
+    notices = [item.text for item in root.the("section", id="first").all("li")]
+    assert notices[0].startswith("Do this next Remove the reasons below.")
+    assert notices[0].endswith("Nothing was spent.")
+    assert "The run is outside of what the client's policy accepts." in notices[1]
     assert "No client took part" in root.the("section", id="trust").text
     incidents = tables(root)["Irregular replies"]
     assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
@@ -308,15 +317,37 @@ def test_clients_that_were_away_are_counted_and_named():
     ]
     root = read(html_report(simulate(strategy, PARTITIONS, faults=faults)))
     rows = tables(root)["Clients by round"]
-    assert [row[1:4] for row in rows[1:]] == [
-        ["5", "4", "1"],
-        ["5", "5", "0"],
-        ["5", "4", "1"],
+    assert [row[:4] for row in rows[1:]] == [
+        ["1", "5", "4", "1"],
+        ["2", "5", "5", "0"],
+        ["3", "5", "4", "1"],
     ]
+    assert root.the("section", id="rounds").all("svg")
     named = [(row[0], row[1], row[-1]) for row in tables(root)["Irregular replies"]]
     assert ("round 1", "3", "yes") in named
     assert ("round 3", "4", "yes") in named
-    assert "2 clients missed a round" in root.the("section", id="first").text
+    assert "2 of 5 clients missed a round" in root.the("section", id="first").text
+
+
+def test_uneventful_rounds_in_a_row_have_one_line_and_no_drawing():
+    strategy = strategy_of("FastLloyd", "oblivious-server", n_rounds=6)
+    faults = [Fault(client=3, round=3, kind="drop")]
+    section = read(html_report(simulate(strategy, PARTITIONS, faults=faults))).the(
+        "section", id="rounds"
+    )
+    rows = [row[:4] for row in tables(section)["Clients by round"][1:]]
+    assert rows == [
+        ["1 to 2", "5", "5", "0"],
+        ["3", "5", "4", "1"],
+        ["4 to 6", "5", "5", "0"],
+    ]
+    quiet = read(html_report(simulate(strategy, PARTITIONS))).the(
+        "section", id="rounds"
+    )
+    assert [row[:4] for row in tables(quiet)["Clients by round"][1:]] == [
+        ["1 to 6", "5", "5", "0"]
+    ]
+    assert quiet.all("svg") == []
 
 
 def test_whole_clients():
@@ -326,7 +357,10 @@ def test_whole_clients():
     text = root.the("section", id="guarantee").text
     assert "One client with all its records is protected" in text
     assert "7 records' worth of a client in each release" in text
-    assert "epsilon, for one client" in root.the("header").text
+    assert "for one client, trust model" in root.the("header").text
+    table = tables(root.the("div", id="sizes"))["Sizes and intervals"]
+    assert {row[2] for row in table[1:]} == {"not known"}
+    assert root.the("div", id="sizes").all("path", "reach") == []
 
 
 def test_only_runs_have_pages():
@@ -429,3 +463,13 @@ def test_a_run_that_chooses_has_the_number_that_its_writer_may_see(trust):
     assert found in html_report(clustering)
     own = found if trust == "trusted-server" else "2 to 6 clusters in 2 columns"
     assert own in html_report(strategy)
+
+
+@given(st.text(max_size=60))
+def test_long_words_of_a_cell_may_be_broken_and_nothing_is_lost(text):
+    parts = breakable(text)
+    assert "".join(parts) == text
+    for part in parts:
+        assert all(len(word) <= 12 for word in re.split(r"(?<=\s)", part))
+    assert breakable("2021-05-03 geriatrics 81%") == ["2021-05-03 geriatrics 81%"]
+    assert breakable("discharged_to") == ["dischar", "ged_to"]

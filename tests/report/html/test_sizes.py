@@ -9,7 +9,7 @@ from report_pages import PARTITIONS, finished, read, strategy_of, tables
 
 from flower_kmeans import Box, Clustering, html_report, simulate
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.report.html import MAX_ROWS
+from flower_kmeans.report.shown_clusters import MAX_ROWS
 
 pytestmark = pytest.mark.claim("reading-a-report", "how-large-clusters-runs")
 
@@ -31,7 +31,7 @@ def clustering_of(counts, noise, least, most):
 
 
 def section_of(*arguments):
-    return read(html_report(clustering_of(*arguments))).the("section", id="sizes")
+    return read(html_report(clustering_of(*arguments))).the("div", id="sizes")
 
 
 def rows_of(svg):
@@ -55,7 +55,7 @@ def test_a_servers_page_has_them_where_it_saw_the_sums(trust):
     clustering = simulate(strategy, PARTITIONS)
     pages = [read(html_report(clustering)), read(html_report(strategy))]
     shown = [
-        [s for s in page.all("section") if s.attributes["id"] == "sizes"]
+        [div for div in page.all("div") if div.attributes.get("id") == "sizes"]
         for page in pages
     ]
     ((own,), _) = shown
@@ -69,13 +69,12 @@ def test_a_servers_page_has_them_where_it_saw_the_sums(trust):
 
 def test_every_cluster_has_its_size_its_interval_and_whether_its_bounds_were_kept():
     page = read(html_report(clustering_of([40.0, 160.4, 100.0], 10.0, 70, 130)))
-    section = page.the("section", id="sizes")
-    assert "#sizes" in [link.attributes.get("href") for link in page.all("a")]
+    section = page.the("div", id="sizes")
     assert tables(section)["Sizes and intervals"] == [
-        ["cluster", "noisy size", "interval", "bounds"],
-        ["1", "160", "136 to 185", "missed"],
-        ["2", "100", "76 to 124", "kept"],
-        ["0", "40", "16 to 64", "missed"],
+        ["cluster", "noisy size", "interval", "fraction", "bounds"],
+        ["1: average", "160", "136 to 185", "53.4%", "missed"],
+        ["2: average", "100", "76 to 124", "33.3%", "kept"],
+        ["0: average", "40", "16 to 64", "13.3%", "missed"],
     ]
     text = section.text
     assert "at least 70 and at most 130 records" in text
@@ -86,7 +85,8 @@ def test_every_cluster_has_its_size_its_interval_and_whether_its_bounds_were_kep
     assert "Exact sizes cannot be promised" in text
     assert "not always the nearest centroid's" in text
     unbounded = read(html_report(finished("SynopsisKMeans", "trusted-server")))
-    assert "#sizes" not in [link.attributes.get("href") for link in unbounded.all("a")]
+    table = tables(unbounded.the("div", id="sizes"))["Sizes and intervals"]
+    assert table[0] == ["cluster", "noisy size", "interval", "fraction"]
 
 
 def test_bars_lie_where_their_intervals_are_and_marks_differ_in_shape():
@@ -114,7 +114,7 @@ def test_bars_lie_where_their_intervals_are_and_marks_differ_in_shape():
     between = svg.all("rect", "between")[0].attributes
     assert float(between["x"]) == pytest.approx(low, abs=0.02)
     assert float(between["width"]) == pytest.approx(high - low, abs=0.02)
-    marks = [mark.text for mark in section.the("figcaption").all("i")]
+    marks = [mark.text for mark in section.the("figcaption").all("i", "span")]
     assert marks == ["●", "□", "×"]
 
 
@@ -169,7 +169,9 @@ def test_of_too_many_clusters_those_nearest_to_a_bound_are_shown():
     k = MAX_ROWS + 30
     counts = [1000.0] * 30 + [float(500 - i) for i in range(MAX_ROWS)]
     section = section_of(counts, 1.0, 400, 1600)
-    shown = {int(row[0]) for row in tables(section)["Sizes and intervals"][1:]}
+    shown = {
+        int(row[0].split(":")[0]) for row in tables(section)["Sizes and intervals"][1:]
+    }
     assert shown == set(range(30, k))
     assert f"the {MAX_ROWS} clusters nearest to a bound" in section.text
     assert f"Of {k} clusters" in section.text  # all are counted
