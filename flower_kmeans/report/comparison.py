@@ -32,7 +32,7 @@ Verdict = Literal[
 ]
 
 GOOD = 0.05
-"""Largest lost gain of clusters that are as good as without privacy."""
+"""Largest lost gain of clusters that are as good as without privacy (docs/tables/verdicts.md)."""
 USABLE = 0.25
 """Largest lost gain of usable clusters."""
 
