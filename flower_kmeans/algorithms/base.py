@@ -354,15 +354,6 @@ class Algorithm(ABC):
         """
         return None
 
-    def _noise_of_counts(self) -> float | None:
-        """Return `size_noise` where `counts` are the last round's block of counts.
-
-        ``None`` with a clip: a client's clipped counts are not numbers of records.
-        """
-        if self.clip is not None:
-            return None
-        return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
-
     @property
     def fewest_clusters(self) -> int:
         """Fewest clusters of a result; ``n_clusters`` is the most."""
@@ -387,6 +378,17 @@ class Algorithm(ABC):
     def read_config(cls, config: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
         """Return the parameters of a run document, as the constructor takes them."""
         return parameters.read_parameters(cls, config)
+
+
+def noise_of_counts(algorithm: Algorithm) -> float | None:
+    """Return `Algorithm.size_noise` where sizes are the last round's block of counts.
+
+    ``None`` with a clip: a client's clipped counts are not numbers of records.
+    """
+    if algorithm.clip is not None:
+        return None
+    noise = algorithm.noise_of(algorithm.n_rounds)
+    return noise[COUNTS] * 2.0**-algorithm.fraction_bits
 
 
 def _require_clip_of_clients(algorithm: Algorithm) -> None:

@@ -129,7 +129,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         """Check every parameter."""
         _require_records(self.budget)
         super().__post_init__()
-        self._check_contribution()
+        _require_contribution(self)
         self._check_bounds()
 
     # --------------------------------------------------------------- bounds, all public
@@ -263,16 +263,6 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         return super().read_config(config, domain)
 
     # ------------------------------------------------------------------ parameters
-
-    def _check_contribution(self) -> None:
-        """Require a ``max_contribution`` that the assignment allows."""
-        integer("n_clients", self.n_clients, 1, self.n_records)
-        most = integer("max_contribution", self.max_contribution, 1, self.n_clusters)
-        if most > 1 and self.assignment != "e-exclusive":
-            raise ConfigurationError(
-                "Expected max_contribution=1 unless assignment='e-exclusive'. "
-                f"Got max_contribution={most}, assignment={self.assignment!r} instead."
-            )
 
     def _check_bounds(self) -> None:
         """Require bounds that a client's slots can keep."""
@@ -467,6 +457,18 @@ def _require_records(budget: PrivacyBudget) -> None:
 
 
 # ---------------------------------------------------------------------- the assignments
+
+
+def _require_contribution(algorithm: ConstrainedLloydAlgorithm) -> None:
+    """Require a ``max_contribution`` that the assignment allows."""
+    integer("n_clients", algorithm.n_clients, 1, algorithm.n_records)
+    k = algorithm.n_clusters
+    most = integer("max_contribution", algorithm.max_contribution, 1, k)
+    if most > 1 and algorithm.assignment != "e-exclusive":
+        raise ConfigurationError(
+            "Expected max_contribution=1 unless assignment='e-exclusive'. "
+            f"Got max_contribution={most}, assignment={algorithm.assignment!r} instead."
+        )
 
 
 def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> IntArray:

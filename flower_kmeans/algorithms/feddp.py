@@ -356,7 +356,7 @@ class FedDPAlgorithm(base.Algorithm):
         """
         if not self.n_lloyd_rounds:
             return None
-        return self._noise_of_counts()
+        return base.noise_of_counts(self)
 
     @property
     def last_cost(self) -> LastCost | None:

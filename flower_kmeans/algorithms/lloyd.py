@@ -307,7 +307,7 @@ class LloydFamily(base.Algorithm):
 
     def size_noise(self, all_answered: bool) -> float | None:
         """Return the planned noise of a size, in records; ``None`` with a clip."""
-        return self._noise_of_counts()
+        return base.noise_of_counts(self)
 
     @property
     def last_cost(self) -> LastCost | None:

@@ -16,7 +16,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms import feasibility
-from flower_kmeans.algorithms.base import MAX_ROUNDS, Algorithm, resolved
+from flower_kmeans.algorithms.base import (
+    MAX_ROUNDS,
+    Algorithm,
+    noise_of_counts,
+    resolved,
+)
 from flower_kmeans.algorithms.clips import Clipping, Clips, require_clips
 from flower_kmeans.algorithms.feasibility import (
     MAX_RUN_WORDS,
@@ -574,4 +579,4 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
 
     def size_noise(self, all_answered: bool) -> float | None:
         """Return the planned noise of a size, in records; ``None`` with a clip."""
-        return self._noise_of_counts()
+        return noise_of_counts(self)

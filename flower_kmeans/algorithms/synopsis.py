@@ -715,10 +715,10 @@ class SynopsisAlgorithm(base.Algorithm):
         """
         schedule = self.schedule
         if schedule.is_sizing(self.n_rounds):
-            return self._noise_of_counts()
+            return base.noise_of_counts(self)
         is_refinement = self.n_rounds > schedule.last_synopsis
         if is_refinement and all_answered:
-            return self._noise_of_counts()
+            return base.noise_of_counts(self)
         return None
 
     def _found(self, state: State, rows: FloatArray | None) -> FloatArray | None:
