@@ -161,7 +161,8 @@ class ClientResult:
         """Write the whole result to an npz file, which only its owner can read.
 
         ``flower-kmeans assign --centroids FILE`` and ``plot`` read the file. It replaces
-        an older one. An error leaves the older one unchanged.
+        an older one. An error leaves the older one unchanged. With ``quality=True`` the
+        array ``silhouette`` has the value and both ends of its interval.
 
         Parameters
         ----------
@@ -225,10 +226,20 @@ def result_arrays(
     # Readers take "records" for a file without it.
     if result.counted != "records":
         arrays["counted"] = np.array(result.counted)
+    silhouette = _silhouette_of(result)
+    if silhouette is not None:
+        interval = silhouette.value, silhouette.low, silhouette.high
+        arrays["silhouette"] = np.array(interval)
     if isinstance(result, ClientResult) and result.own_sizes is not None:
         arrays["PRIVATE"] = np.array(PRIVATE)
         arrays["own_sizes"] = result.own_sizes.own
     return arrays
+
+
+def _silhouette_of(result: "Clustering | ClientResult") -> Silhouette | None:
+    if isinstance(result, Clustering):
+        return result.report.silhouette
+    return result.silhouette
 
 
 def saved_synopsis(arrays: Mapping[str, Any], domain: Domain) -> Synopsis | None:

@@ -141,7 +141,12 @@ def test_persons_within_ranges_make_a_run(tmp_path):
             'data = "visits.csv"\nperson = "patient"\n', "utf-8"
         )
         (own / "source.toml").chmod(0o600)
-    config = {"domain": str(domain), "unit": "person", "n-persons": 9_000}
+    config = {
+        "domain": str(domain),
+        "unit": "person",
+        "n-persons": 9_000,
+        "quality": True,
+    }
     policy = {"units": ["person"], "domain": str(domain), "algorithms": ["synopsis"]}
     settings = {
         "data": str(tmp_path / "own{node}" / "source.toml"),
@@ -157,6 +162,12 @@ def test_persons_within_ranges_make_a_run(tmp_path):
         assert np.linalg.norm(found - center, axis=1).min() < 0.5
     for each in report["ranges"]:
         assert each["upper"] - each["lower"] < 200
+    released = report["silhouette"]
+    assert 0.7 < released["low"] < released["value"] < released["high"] < 1
+    value_and_interval = [released[name] for name in ("value", "low", "high")]
+    for path in running.results:
+        with np.load(path) as saved:
+            np.testing.assert_array_equal(saved["silhouette"], value_and_interval)
 
 
 @pytest.mark.deployment

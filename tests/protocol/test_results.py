@@ -202,6 +202,11 @@ def test_wrong_silhouettes_are_refused_and_right_ones_are_taken(tmp_path, trust)
     assert found.silhouette.released.noise == noise
     again = read_result(cohort.run, encode_result(found))
     assert again.silhouette == found.silhouette
+    found.save(tmp_path / "result.npz")
+    with np.load(tmp_path / "result.npz") as saved:
+        value, low, high = saved["silhouette"]
+    assert value == found.silhouette.value == 0.65
+    assert (low, high) == (found.silhouette.low, found.silhouette.high)
 
 
 @pytest.mark.parametrize("trust", SIGHTED)

@@ -76,6 +76,7 @@ def strategy_of(
         "domain": domain,
         "privacy": PrivacyBudget(float(config["epsilon"]), unit=unit_of(config)),
         **numbers_of(config),
+        "quality": bool(config["quality"]),
         "n_clients": int(config["n-clients"]),
         "min_clients": int(config["min-clients"]),
         "n_rounds": int(config["n-rounds"]) or "auto",
