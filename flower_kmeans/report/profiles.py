@@ -141,7 +141,8 @@ def column_profiles(
     shares = weights_of(counts)
     means = shares @ centroids
     deviations = (centroids - means) / domain.unit
-    separations = np.sqrt(shares @ deviations**2)
+    with np.errstate(over="ignore"):
+        separations = np.sqrt(shares @ deviations**2)
     lower, upper = _bounds(domain)
     labels = _labels(domain, columns)
     kinds = _kinds(domain)

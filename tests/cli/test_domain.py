@@ -387,15 +387,21 @@ class TestSimulate:
         assert not report["bounds_from_data"]
         page = (tmp_path / "out" / "report.html").read_text("utf-8")
         found = tables(read(page))
-        head, *rows = found["Centroids, part 1 of 2"]
-        assert head[3:] == ["age", "income", *wards]
-        incomes = sorted(float(row[4].replace(",", "")) for row in rows[:2])
+        head, *rows = found["Centroids"]
+        assert head == ["cluster", "age", "income", "ward", "admitted"]
+        of_low, of_high = sorted(rows[:2], key=lambda row: row[4])
+        incomes = [float(row[2].replace(",", "")) for row in (of_low, of_high)]
         np.testing.assert_allclose(np.log10(incomes), [3.5, 5], atol=0.3)
-        assert rows[-1][3:6] == ["0 to 120", "1000 to 1e+06", "0 to 1"]
-        head, *rows = found["Centroids, part 2 of 2"]
-        assert head[1:] == ["admitted"]
-        assert sorted(row[1][:4] for row in rows[:2]) == ["2021", "2024"]
-        assert rows[-1][1:] == ["2020-01-01 to 2024-12-31"]
+        assert of_low[3].startswith("medicine ")
+        assert of_high[3].startswith("surgery ")
+        assert (of_low[4][:4], of_high[4][:4]) == ("2021", "2024")
+        assert rows[-1] == [
+            "bounds",
+            "0 to 120",
+            "1,000 to 1,000,000",
+            "",
+            "2020-01-01 to 2024-12-31",
+        ]
         assert run("report", "out/report.json").exit_code == 0
         assert (tmp_path / "out" / "report.html").read_text("utf-8") == page
 
