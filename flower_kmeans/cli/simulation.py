@@ -21,7 +21,7 @@ from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import shortened
 from flower_kmeans.data.tables import read_table
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.progress import ProgressBar
 from flower_kmeans.protocol.kinds import held_by
@@ -104,6 +104,8 @@ class Ended:
     # with k-means without privacy: exact, and computed from the records
     comparison: Comparison | None = None
     comparison_seconds: float = 0.0
+    not_compared: str = "no record counts"
+    """Why there is no comparison."""
 
     def statements(self, not_private: str | None) -> tuple[str, ...]:
         """Return the statements of the report, first that the run is not private."""
@@ -336,7 +338,7 @@ def _run(
 
 
 def _compared(run: RunInputs, ended: Ended) -> Ended:
-    """Return a result with its comparison; without one if no record counts."""
+    """Return a result with its comparison; without one if there can be none."""
     start = time.perf_counter()
     is_counted = ~run.domain.are_null(run.source.records)
     if not is_counted.any():
@@ -345,9 +347,13 @@ def _compared(run: RunInputs, ended: Ended) -> Ended:
     if run.persons is not None and run.source.table is not None:
         ids = run.source.table.persons
         persons = None if ids is None else ids[is_counted]
-    comparison = ended.clustering.compare(
-        run.source.records[is_counted], persons=persons, seed=run.seed
-    )
+    try:
+        comparison = ended.clustering.compare(
+            run.source.records[is_counted], persons=persons, seed=run.seed
+        )
+    except DataError as error:
+        # The result is good for more than its comparison.
+        return replace(ended, not_compared=str(error))
     seconds = time.perf_counter() - start
     return replace(ended, comparison=comparison, comparison_seconds=seconds)
 
@@ -520,7 +526,7 @@ def _print_files(
 def _print_verdict(console: Console, ended: Ended) -> None:
     """Print whether the result is good, by exact costs."""
     if ended.comparison is None:
-        _print_line(console, "Verdict", "none, because no record counts")
+        _print_line(console, "Verdict", f"none: {ended.not_compared}")
     else:
         _print_line(console, "Verdict", f"{ended.comparison.text} It is {_EXACT}.")
 
