@@ -288,7 +288,8 @@ class Clustering:
         Notes
         -----
         A record that is equally near to two centroids may get the other one. The model of a
-        `Sphere` gives a record of length zero some cluster, where `predict` refuses it.
+        `Sphere` gives a record of length zero some cluster, where `predict` refuses it, and
+        does not divide a record shorter than 1e-14 by its length.
         """
         return sklearn_model(self.centroids, self.domain, self.weights)
 
