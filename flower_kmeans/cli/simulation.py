@@ -14,12 +14,13 @@ from rich.text import Text
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.cli import inputs, outputs
 from flower_kmeans.cli.inputs import InputRecords, parse_weights
+from flower_kmeans.cli.limits import too_narrow
 from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
 from flower_kmeans.data.declared import domain_from_file
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.reading import Reading
-from flower_kmeans.data.table_domain import shortened
+from flower_kmeans.data.table_domain import TableDomain, shortened
 from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import prepare_directory, printable, written_together
@@ -354,8 +355,24 @@ def _compared(run: RunInputs, ended: Ended) -> Ended:
     except DataError as error:
         # The result is good for more than its comparison.
         return replace(ended, not_compared=str(error))
+    comparison = replace(comparison, notes=_notes_on_bounds(run))
     seconds = time.perf_counter() - start
     return replace(ended, comparison=comparison, comparison_seconds=seconds)
+
+
+def _notes_on_bounds(run: RunInputs) -> tuple[str, ...]:
+    """Return what the costs do not show: declared cells are moved when they are read."""
+    table = run.source.table
+    if table is None or not isinstance(run.domain, TableDomain):
+        return ()
+    narrow = too_narrow(table.findings)
+    if not narrow:
+        return ()
+    cut = "; ".join(narrow)
+    return (
+        f"The bounds are too narrow: {cut}. The values were moved to the bounds before all "
+        "costs, which do not show what this loses.",
+    )
 
 
 def _title(run: RunInputs, engine: str) -> str:

@@ -94,6 +94,8 @@ class Comparison:
     within : Comparison or None
         The comparison for the moved records, which the run saw. It is there if records are
         outside, and the clusters are not as good as without privacy.
+    notes : tuple of str
+        Further sentences for a reader of the costs.
     """
 
     cost: float
@@ -104,6 +106,7 @@ class Comparison:
     has_bounds: bool = False
     n_outside: int = 0
     within: "Comparison | None" = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -159,14 +162,15 @@ class Comparison:
         If the moved records have another verdict, a second sentence has that one: a single
         record far outside can decide all costs.
         """
-        found = f"{_SENTENCES[self.verdict]}: {self._numbers}."
-        if self.within is None or self.within.verdict == self.verdict:
-            return found
-        sentence = self.within.text
-        return (
-            f"{found} {self.n_outside:,} of {self.n_records:,} records lie outside the bounds, and "
-            f"the run moved them there. With the moved records, {sentence[0].lower()}{sentence[1:]}"
-        )
+        sentences = [f"{_SENTENCES[self.verdict]}: {self._numbers}."]
+        within = self.within
+        if within is not None and within.verdict != self.verdict:
+            begin = within.text[0].lower()
+            sentences.append(
+                f"{self.n_outside:,} of {self.n_records:,} records lie outside the bounds, and the "
+                f"run moved them there. With the moved records, {begin}{within.text[1:]}"
+            )
+        return " ".join([*sentences, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and words as plain values."""
