@@ -62,6 +62,7 @@ _OWN = (_NUMBERS, SILHOUETTES, _FACTOR)
 
 _OPTION = f"quality=True, which has {FRACTION:g} of mu^2"
 _ONE_CLUSTER = "The run chose one cluster, which has no silhouette."
+_LOST = "The sum of the last round was lost, so the result has no silhouette."
 
 Making = Callable[[Domain, PrivacyBudget], Algorithm]
 """Makes an algorithm for a domain and a budget."""
@@ -178,7 +179,7 @@ class Judged(Algorithm):
     def __post_init__(self) -> None:
         """Take the facts of the inner algorithm, and check the common parameters."""
         take_facts(self, self.inner)
-        possible = (*self.inner.possible_warnings, _ONE_CLUSTER)
+        possible = (*self.inner.possible_warnings, _ONE_CLUSTER, _LOST)
         vars(self).update(possible_warnings=possible)
         super().__post_init__()
 
@@ -339,11 +340,13 @@ class Judged(Algorithm):
     # ------------------------------------------------------------------ results
 
     def warnings(self, state: State) -> tuple[str, ...]:
-        """Return the inner algorithm's warnings, and one if there is one cluster alone."""
+        """Return the inner algorithm's warnings, and one if there is no silhouette."""
         found = self.inner.warnings(_of_inner(self, state))
-        if _n_found(self, state) != 1:
-            return found
-        return (*found, _ONE_CLUSTER)
+        if _n_found(self, state) == 1:
+            return (*found, _ONE_CLUSTER)
+        if state.round == self.n_rounds and SILHOUETTES not in state.arrays:
+            return (*found, _LOST)
+        return found
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d)."""

@@ -163,6 +163,21 @@ def judge(
     return judged
 
 
+def too_narrow(findings: "Findings", share_outside_ball: float = 0.0) -> list[str]:
+    """Return in words where more values than `OUTSIDE` allows lie outside the bounds."""
+    most = OUTSIDE.most or 0.0
+    found = []
+    for column in findings.columns:
+        for limit, share, text in _of_column(column):
+            if limit is OUTSIDE and share > most:
+                found.append(f"{column.name!r} {text}")
+    if share_outside_ball > most:
+        found.append(
+            f"{share_text(share_outside_ball)} of the records are outside the ball"
+        )
+    return found
+
+
 def _of_column(column: "ColumnFindings") -> list[tuple[CheckLimit, float, str]]:
     """Return the findings on a column, each as (limit, fraction, words)."""
     from flower_kmeans.data.findings import NOT_READ

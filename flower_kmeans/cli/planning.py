@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from flower_kmeans.algorithms import judged
 from flower_kmeans.cli import outputs
 from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
 from flower_kmeans.cli.options import Settings, even_widths, placeholders, takers
@@ -232,7 +233,7 @@ def _size_noise(strategy: ClusteringStrategy[Any]) -> float | None:
     if not strategy.plan.is_private:
         return None
     algorithm = strategy.algorithm
-    last = strategy.n_rounds
+    last = judged.result_round(algorithm)
     noise = algorithm.noise_of(last).get("counts")
     if noise is None:
         return None

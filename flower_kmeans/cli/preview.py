@@ -300,6 +300,13 @@ _CHEAPEST_FIRST: tuple[Varied, ...] = ("bounds", "size", "epsilon")
 def advice(rows: Sequence[Row], source: RecordSource) -> str:
     """Return what to change first, from the measured rows, the planned one first."""
     planned = rows[0]
+    if source.too_narrow:
+        cut = "; ".join(source.too_narrow)
+        return (
+            f"What to change first: the bounds, which are too narrow. In the sample, {cut}. The "
+            "values were moved to the bounds before all costs, so the table does not show what "
+            "this loses."
+        )
     sentences = [_first(planned, rows)]
     if source.fills:
         sentences += _if_wide(planned, rows)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.cli.limits import too_narrow
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.generators import separated_clusters, shuffled, sizes_of
 from flower_kmeans.data.tables import Table
@@ -63,6 +64,10 @@ class RecordSource(Protocol):
     def fills(self) -> bool:
         """Whether the records fill the planned bounds by assumption."""
 
+    @property
+    def too_narrow(self) -> Sequence[str]:
+        """The planned bounds that cut many values off, in words."""
+
     def draw(self, n_records: int, n_points: int, seed: int) -> Drawn:
         """Return records, (n, d), and points of the server, (m, d)."""
 
@@ -90,6 +95,11 @@ class MadeUp:
     def fills(self) -> bool:
         """Whether the records fill the planned bounds by assumption: they do."""
         return True
+
+    @property
+    def too_narrow(self) -> Sequence[str]:
+        """The planned bounds that cut many values off: none."""
+        return ()
 
     @property
     def text(self) -> str:
@@ -146,6 +156,7 @@ class Sample:
     domain: Domain
     records: FloatArray  # (n, d), in the columns of the domain
     findings: Sequence[str] = ()  # on its cells, in sentences
+    too_narrow: Sequence[str] = ()  # bounds that cut many of its values, in words
 
     @property
     def judged(self) -> Domain:
@@ -207,7 +218,11 @@ def sample_of(table: Table, domain: Domain, n_clusters: int) -> Sample:
             f"Expected --sample with more than {n_clusters} different records, the number of "
             f"clusters. Got {n_different} instead."
         )
-    return Sample(domain, known, tuple(table.findings.lines()))
+    share = 0.0
+    if isinstance(domain, Ball):
+        share = int(domain.outside(known).sum()) / len(known)
+    narrow = too_narrow(table.findings, share)
+    return Sample(domain, known, tuple(table.findings.lines()), tuple(narrow))
 
 
 def plain(domain: Domain, tighten: float | None) -> Domain:

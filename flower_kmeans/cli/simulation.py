@@ -14,14 +14,15 @@ from rich.text import Text
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.cli import inputs, outputs
 from flower_kmeans.cli.inputs import InputRecords, parse_weights
+from flower_kmeans.cli.limits import too_narrow
 from flower_kmeans.cli.options import EngineOption, Settings
 from flower_kmeans.cli.printing import counted, quiet_logs, warn_of_bounds
 from flower_kmeans.data.declared import domain_from_file
 from flower_kmeans.data.domain import Ball, Box, Domain, Sphere
 from flower_kmeans.data.reading import Reading
-from flower_kmeans.data.table_domain import shortened
+from flower_kmeans.data.table_domain import TableDomain, shortened
 from flower_kmeans.data.tables import read_table
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.progress import ProgressBar
 from flower_kmeans.protocol.kinds import held_by
@@ -104,6 +105,8 @@ class Ended:
     # with k-means without privacy: exact, and computed from the records
     comparison: Comparison | None = None
     comparison_seconds: float = 0.0
+    not_compared: str = "no record counts"
+    """Why there is no comparison."""
 
     def statements(self, not_private: str | None) -> tuple[str, ...]:
         """Return the statements of the report, first that the run is not private."""
@@ -336,7 +339,7 @@ def _run(
 
 
 def _compared(run: RunInputs, ended: Ended) -> Ended:
-    """Return a result with its comparison; without one if no record counts."""
+    """Return a result with its comparison; without one if there can be none."""
     start = time.perf_counter()
     is_counted = ~run.domain.are_null(run.source.records)
     if not is_counted.any():
@@ -345,11 +348,31 @@ def _compared(run: RunInputs, ended: Ended) -> Ended:
     if run.persons is not None and run.source.table is not None:
         ids = run.source.table.persons
         persons = None if ids is None else ids[is_counted]
-    comparison = ended.clustering.compare(
-        run.source.records[is_counted], persons=persons, seed=run.seed
-    )
+    try:
+        comparison = ended.clustering.compare(
+            run.source.records[is_counted], persons=persons, seed=run.seed
+        )
+    except DataError as error:
+        # The result is good for more than its comparison.
+        return replace(ended, not_compared=str(error))
+    comparison = replace(comparison, notes=_notes_on_bounds(run))
     seconds = time.perf_counter() - start
     return replace(ended, comparison=comparison, comparison_seconds=seconds)
+
+
+def _notes_on_bounds(run: RunInputs) -> tuple[str, ...]:
+    """Return what the costs do not show: declared cells are moved when they are read."""
+    table = run.source.table
+    if table is None or not isinstance(run.domain, TableDomain):
+        return ()
+    narrow = too_narrow(table.findings)
+    if not narrow:
+        return ()
+    cut = "; ".join(narrow)
+    return (
+        f"The bounds are too narrow: {cut}. The values were moved to the bounds before all "
+        "costs, which do not show what this loses.",
+    )
 
 
 def _title(run: RunInputs, engine: str) -> str:
@@ -520,7 +543,7 @@ def _print_files(
 def _print_verdict(console: Console, ended: Ended) -> None:
     """Print whether the result is good, by exact costs."""
     if ended.comparison is None:
-        _print_line(console, "Verdict", "none, because no record counts")
+        _print_line(console, "Verdict", f"none: {ended.not_compared}")
     else:
         _print_line(console, "Verdict", f"{ended.comparison.text} It is {_EXACT}.")
 

@@ -44,6 +44,8 @@ _FINDINGS = "findings"
 _KEY_BYTES = 32  # of the hash that compares ids
 _SILHOUETTE = "silhouette"
 _SILHOUETTE_NOISE = "silhouette_noise"
+_LARGEST_SUM = 2.0**63
+"""No word of a sum is larger, and no number of records."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -432,6 +434,8 @@ def _require_shapes(algorithm: Algorithm, arrays: Mapping[str, FloatArray]) -> N
     are_floats = all(array.dtype == np.float64 for array in arrays.values())
     if found != shapes or not are_floats:
         raise MessageError("The result of a run has the wrong names, types or sizes.")
+    if (np.abs(arrays["counts"]) > _LARGEST_SUM).any():
+        raise MessageError("The counts of a result are larger than any sum.")
 
 
 def _taken_box(algorithm: Algorithm, arrays: dict[str, Any]) -> IntArray | None:
@@ -484,7 +488,8 @@ def _read_silhouette(
     elif algorithm.judges and values is not None and noise is not None:
         are_floats = values.dtype == noise.dtype == np.float64
         have_shape = values.ndim == 2 and len(values) == 2 and noise.shape == (1,)
-        if are_floats and have_shape:
+        # Sums of larger numbers could overflow in on_result, which would then fail.
+        if are_floats and have_shape and (np.abs(values) <= _LARGEST_SUM).all():
             deviation = float(noise[0])
             if _is_possible(run, deviation, judged.noise_of(algorithm)):
                 counts, sums = values.tolist()

@@ -1,7 +1,7 @@
 """The result of a clustering, in the user's units."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,7 +18,14 @@ from flower_kmeans.errors import (
     DataError,
 )
 from flower_kmeans.parameters import LARGEST, integer
-from flower_kmeans.report.comparison import Comparison, compared, masses_of
+from flower_kmeans.report.comparison import (
+    BEST,
+    Comparison,
+    compared,
+    masses_of,
+    moved,
+    require_near,
+)
 from flower_kmeans.report.export import sklearn_model
 from flower_kmeans.report.names import cluster_names
 from flower_kmeans.templates import TextTable, html_summary
@@ -203,10 +210,13 @@ class Clustering:
 
         The result is exact, and so not private: it is for tests with records that may be
         seen. Every cost is that of `cost`: without clipping, in the space that was
-        clustered. k-means has as many clusters as this result. Bounds on sizes bind this
-        result alone. k-means is the best of ten starts by greedy k-means++. Of more than
-        100,000 records it is fitted on a random sample of so many, but its cost is that
-        of all records.
+        clustered. If records lie outside the bounds, and the clusters are not as good as
+        without privacy, ``within`` compares the records as the run moved them.
+
+        k-means has as many clusters as this result. Bounds on sizes bind this result
+        alone. k-means is the best of ten starts by greedy k-means++. Of more than 100,000
+        records it is fitted on a random sample of so many, but its cost is that of all
+        records.
 
         Parameters
         ----------
@@ -229,16 +239,30 @@ class Clustering:
         ------
         ConfigurationError, ConfigurationTypeError, DataError
             If ``X`` is as `predict` refuses it, no record has a weight above 0, there is
-            not one id or weight for each record, or ``seed`` is no integer of at least 0.
+            not one id or weight for each record, a record lies so far outside that its
+            cost overflows, or ``seed`` is no integer of at least 0.
         """
         integer("seed", seed, 0, LARGEST)
-        squares = squared_norms(self._residuals(X) / self.domain.unit)
+        records = in_order(X, self.domain)
+        require_near(records, self.domain)
+        masses = masses_of(len(records), persons, weights)
+        found = self._compared(records, masses, seed)
+        inside, n_outside = moved(records, self.domain)
+        found = replace(found, n_outside=n_outside)
+        if not n_outside or found.verdict == BEST:
+            return found
+        return replace(found, within=self._compared(inside, masses, seed))
+
+    def _compared(
+        self, records: FloatArray, masses: FloatArray, seed: int
+    ) -> Comparison:
+        """Return the comparison for records, (n, d), columns in the domain's order."""
         return compared(
-            in_order(X, self.domain),
-            squares,
+            records,
+            squared_norms(self._residuals(records) / self.domain.unit),
             self.domain,
             len(self.centroids),
-            masses_of(len(squares), persons, weights),
+            masses,
             seed,
             has_bounds=self.weights is not None,
         )
@@ -267,7 +291,8 @@ class Clustering:
         Notes
         -----
         A record that is equally near to two centroids may get the other one. The model of a
-        `Sphere` gives a record of length zero some cluster, where `predict` refuses it.
+        `Sphere` gives a record of length zero some cluster, where `predict` refuses it, and
+        does not divide a record shorter than 1e-14 by its length.
         """
         return sklearn_model(self.centroids, self.domain, self.weights)
 

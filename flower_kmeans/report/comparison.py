@@ -31,6 +31,8 @@ Verdict = Literal[
     "as good as without privacy", "usable", "mostly noise", "worse than one cluster"
 ]
 
+BEST: Verdict = "as good as without privacy"
+"""The best verdict."""
 GOOD = 0.05
 """Largest lost gain of clusters that are as good as without privacy (docs/tables/verdicts.md)."""
 USABLE = 0.25
@@ -53,6 +55,8 @@ _BLOCK_NUMBERS = 2**18
 _MASS_STEPS = 2**20  # an integer weight for the weight 1
 # A smaller mean squared distance, for each column, is the rounding of a run's grid.
 _GRID_ROUNDING = 2.0**-33
+_OUTSIDE = 1e-6  # half widths: less is rounding, and changes no cost that counts
+_FARTHEST = 1e100  # half widths: the squares of larger numbers may overflow in a sum
 _NO_GAIN = 1e-6  # of the cost of one cluster
 
 _SENTENCES: dict[Verdict, str] = {
@@ -84,6 +88,14 @@ class Comparison:
         Of as many centroids, far from each other in the domain, that no record moved.
     has_bounds : bool
         Whether the clustering has bounds on its sizes, which k-means does not keep.
+    n_outside : int
+        Number of records outside the domain, which the run moved to its bounds. All costs
+        above are of the records where they are.
+    within : Comparison or None
+        The comparison for the moved records, which the run saw. It is there if records are
+        outside, and the clusters are not as good as without privacy.
+    notes : tuple of str
+        Further sentences for a reader of the costs.
     """
 
     cost: float
@@ -92,6 +104,9 @@ class Comparison:
     n_records: int
     unseen_cost: float | None = None
     has_bounds: bool = False
+    n_outside: int = 0
+    within: "Comparison | None" = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -142,8 +157,20 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """The verdict and its numbers, as a sentence for a user."""
-        return f"{_SENTENCES[self.verdict]}: {self._numbers}."
+        """The verdict and its numbers, for a user.
+
+        If the moved records have another verdict, a second sentence has that one: a single
+        record far outside can decide all costs.
+        """
+        sentences = [f"{_SENTENCES[self.verdict]}: {self._numbers}."]
+        within = self.within
+        if within is not None and within.verdict != self.verdict:
+            begin = within.text[0].lower()
+            sentences.append(
+                f"{self.n_outside:,} of {self.n_records:,} records lie outside the bounds, and the "
+                f"run moved them there. With the moved records, {begin}{within.text[1:]}"
+            )
+        return " ".join([*sentences, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and words as plain values."""
@@ -154,6 +181,8 @@ class Comparison:
             "n_records": self.n_records,
             "unseen_cost": self.unseen_cost,
             "has_bounds": self.has_bounds,
+            "n_outside": self.n_outside,
+            "within": self.within and self.within.to_dict(),
             "ratio": self.ratio,
             "one_cluster_ratio": self.one_cluster_ratio,
             "lost_gain": self.lost_gain,
@@ -179,7 +208,7 @@ class Comparison:
         if self.has_bounds:
             kmeans += " and without bounds on sizes"
         if self.one_cluster_cost == 0:
-            return "all records are equal"
+            return "all records are equal, up to the rounding of a run"
         if not self.has_gain:
             gained = "which gains nothing over one cluster"
             return f"cost {_times(self.ratio)} {kmeans}, {gained}"
@@ -256,6 +285,32 @@ def masses_of(
         require_one_each("weights", len(own), n_records)
         masses *= own
     return masses
+
+
+def require_near(records: FloatArray, domain: Domain) -> None:
+    """Require records, (n, d), so near to the domain that no cost overflows.
+
+    Raises
+    ------
+    DataError
+        If one is too far away.
+    """
+    with np.errstate(over="ignore"):
+        far = np.abs(domain.scaled(records)) > _FARTHEST
+    if far.any():
+        row = int(far.any(axis=1).argmax())
+        raise DataError(
+            f"Expected X within {_FARTHEST:g} half widths of the bounds, to compare. "
+            f"Got a value beyond in row {row}."
+        )
+
+
+def moved(records: FloatArray, domain: Domain) -> tuple[FloatArray, int]:
+    """Return records as a run moves them into its domain, (n, d), and how many it moved."""
+    places = domain.to_unit(records)
+    is_outside = np.abs(places - domain.scaled(records)) > _OUTSIDE
+    found = domain.from_unit(places)
+    return found, int(is_outside.any(axis=1).sum())
 
 
 def compared(

@@ -148,7 +148,7 @@ class _Wording:
             return [""] * len(clusters)
         spans = []
         for column in self._columns:
-            rows = np.array([row.deviations for row in column.rows])[:, clusters]
+            rows = np.array([row.deviations[clusters] for row in column.rows])
             spans.append(float(np.linalg.norm(np.ptp(rows, axis=1))))
         column = self._columns[int(np.argmax(spans))]
         name = shorten(column.name, _MOST_OF_COLUMN)

@@ -12,6 +12,7 @@ bars, whatever its unit. ``row.places`` is for a scale from one bound to the oth
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -107,7 +108,7 @@ class ColumnProfile:
         distances: FloatArray = np.linalg.norm(deviations, axis=0)
         return distances
 
-    @property
+    @cached_property
     def texts(self) -> tuple[str, ...]:
         """Value of each cluster as text; the most frequent level of a category."""
         if not self.is_category:
@@ -116,7 +117,8 @@ class ColumnProfile:
         texts = []
         for cluster, level in enumerate(shares.argmax(axis=0).tolist()):
             row = self.rows[level]
-            texts.append(f"{self.levels[level]} {row.texts[cluster]}")
+            share = row.text(float(row.values[cluster]))
+            texts.append(f"{self.levels[level]} {share}")
         return tuple(texts)
 
 

@@ -243,6 +243,9 @@ def test_a_lost_last_round_leaves_the_result_without_a_silhouette():
     arrays = {name: each for name, each in state.arrays.items() if name not in own}
     lost = State(t - 1, arrays).without_sum()
     assert judged.sums_of(algorithm, lost) is None
+    missed = "The sum of the last round was lost, so the result has no silhouette."
+    assert algorithm.warnings(lost) == (*algorithm.warnings(state), missed)
+    assert missed not in algorithm.warnings(State(t - 1, arrays))
     assert algorithm.counts(lost) is not None
     assert judged.result_round(algorithm) == t - 1
 

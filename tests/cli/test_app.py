@@ -265,6 +265,26 @@ class TestSimulate:
         assert result.compare(records).to_dict() == found
         assert found["cost"] == pytest.approx(result.cost(records))
 
+    @pytest.mark.claim("reading-a-report", "verdict-of-cut-columns")
+    @pytest.mark.parametrize("upper", [5, 1])
+    def test_the_verdict_says_that_declared_bounds_cut_a_column(
+        self, run, blobs, tmp_path, upper
+    ):
+        domain = tmp_path / "cut.toml"
+        domain.write_text(
+            f'[[columns]]\nkind = "number"\nname = "height"\nlower = -5\nupper = {upper}\n'
+            '[[columns]]\nkind = "number"\nname = "weight"\nlower = 0\nupper = 10\n'
+        )
+        out = tmp_path / "out"
+        sizes = ("--n-records", 1200, "--clusters", 3, "--clients", 4)
+        options = ("--data", blobs, "--domain", domain, "--output", out, *sizes)
+        result = run("simulate", *options)
+        assert result.exit_code == 0, result.output
+        text = json.loads((out / "report.json").read_text())["comparison"]["text"]
+        note = "The bounds are too narrow: 'height' is outside the bounds with about "
+        assert (note in text) == (upper == 1)
+        assert "'weight' is outside" not in text
+
     def test_a_file_without_the_groups_has_another_verdict(self, simulated, blobs):
         """Columns that were shuffled apart look the same in sizes, bounds and cost."""
         _, right, saved = simulated(*PUBLIC, "--clients", 4)
@@ -1213,6 +1233,17 @@ class TestPlan:
         # The last size is known up to the noise of the release above, times the noise
         # factor.
         assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
+
+    @pytest.mark.parametrize("strategy", ["synopsis", "glloyd"])
+    def test_sizes_have_the_noise_of_their_round_also_with_quality(
+        self, planned, strategy
+    ):
+        """The last round counts again, for the silhouette: those are not the sizes."""
+        options = ("--strategy", strategy, "--n-records", 20_000, "--clusters", 4)
+        without = stated_noise(planned(*options))
+        # The other rounds have 0.95 of mu^2.
+        found = stated_noise(planned(*options, "--quality"))
+        assert found == pytest.approx(without / np.sqrt(0.95), rel=0.01)
 
     @pytest.mark.claim("equal-groups", "tenth-runs-goes-four")
     def test_the_plan_of_bounds_has_four_more_rounds_and_warns_where_noise_is_large(

@@ -381,6 +381,31 @@ def test_bounds_are_the_problem(planned, monkeypatch):
     assert "bounds 2 times as wide" in cells
 
 
+def test_bounds_that_cut_the_sample_are_the_problem(planned, tmp_path, monkeypatch):
+    """All costs are of the moved values, so no row of the table shows it."""
+    monkeypatch.setattr(preview, "RUNS", 5)
+    monkeypatch.setattr(preview, "FACTORS", ())
+    narrow = "".join(
+        f'[[columns]]\nkind = "number"\nname = "{name}"\nlower = 0.4\nupper = 0.6\n'
+        for name in ("a", "b")
+    )
+    (tmp_path / "narrow.toml").write_text(narrow)
+    values = np.random.default_rng(0).random((200, 2))
+    values[:, 1] = 0.5 + (values[:, 1] - 0.5) / 5.2
+    rows = [f"{a!r},{b!r}" for a, b in values.tolist()]
+    (tmp_path / "uncut.csv").write_text("\n".join(["a,b", *rows, ""]))
+    options = ("--domain", tmp_path / "narrow.toml", "--sample", tmp_path / "uncut.csv")
+    sizes = ("--n-records", 600, "--clusters", 4, "--clients", 3, "--epsilon", 8)
+    result = planned(*options, *sizes, *SHORT)
+    assert result.exit_code == 0, result.output
+    # Column b is within its bounds.
+    assert (
+        "What to change first: the bounds, which are too narrow. In the sample, 'a' is outside "
+        "the bounds with about 78 % of its values. The"
+    ) in result.stdout
+    assert "so the table does not show what this loses." in result.stdout
+
+
 def test_the_number_of_records_is_the_problem(planned, monkeypatch):
     monkeypatch.setattr(preview, "RUNS", 5)
     monkeypatch.setattr(preview, "FACTORS", (100.0,))

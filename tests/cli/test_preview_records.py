@@ -145,3 +145,15 @@ def test_a_sample_needs_more_different_records_than_clusters():
     # One without a direction counts as none.
     with pytest.raises(DataError, match="Got 1 instead"):
         sample_of(table([[0.0, 0.0], [1.0, 0.0]]), Sphere(2), 1)
+
+
+def test_a_sample_says_which_bounds_cut_it():
+    ball = Ball(1.0, [0.0, 0.0])
+    inside = np.linspace(0, 0.9, 95)[:, None] * [1.0, 0.0]
+    few = np.vstack([inside, [[5.0, 5.0]] * 5])
+    assert sample_of(table(few), ball, 2).too_narrow == ()
+    many = np.vstack([few, [[5.0, 5.0]]])
+    assert sample_of(table(many), ball, 2).too_narrow == (
+        "about 6 % of the records are outside the ball",
+    )
+    assert MadeUp(ball, 2).too_narrow == ()

@@ -186,6 +186,7 @@ def test_wrong_silhouettes_are_refused_and_right_ones_are_taken(tmp_path, trust)
         {**good, "silhouette": released[:, :1].copy()},
         {**good, "silhouette": np.ones((3, 2))},
         {**good, "silhouette": np.ones(2)},
+        {**good, "silhouette": np.full((2, 2), 1e308)},
         {**good, "silhouette_noise": np.array([noise * 0.99])},
         {**good, "silhouette_noise": np.array([noise * 1000])},
         {**good, "silhouette_noise": np.array([noise, noise])},
@@ -217,6 +218,15 @@ def test_a_run_without_quality_refuses_a_silhouette(tmp_path, trust):
     arrays |= {"silhouette": np.ones((2, 2)), "silhouette_noise": np.ones(1)}
     reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
     assert code(reply) == Code.BAD_MESSAGE
+
+
+@pytest.mark.parametrize("count", [1e308, -1e308, 2.0**64])
+def test_counts_beyond_all_sums_are_refused(tmp_path, count):
+    """Sums of them would overflow in a client's on_result."""
+    cohort = cohort_of(tmp_path, "distributed-noise").set_up()
+    arrays = result_of(cohort, counts=np.full(2, count))
+    data = encode_arrays(arrays)
+    assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
 
 
 @pytest.mark.claim("guarantees", "22")

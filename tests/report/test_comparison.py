@@ -159,6 +159,41 @@ class TestCosts:
         assert found.kmeans_cost == pytest.approx(best, rel=1e-2)
         assert found.cost > 90**2
 
+    @pytest.mark.claim("reading-a-report", "verdict-of-moved-records")
+    @pytest.mark.parametrize("domain", [SQUARE, Ball(20.0, [0.0, 0.0])])
+    def test_records_outside_are_also_compared_as_the_run_moved_them(self, domain):
+        """One record far away decides all costs; the clusters are good all the same."""
+        records, places = blobs(3, 2, 300)
+        far = np.vstack([records, [[1e9, 0.0]]])
+        found = result(places, domain).compare(far)
+        assert found.verdict == "worse than one cluster"
+        assert found.n_outside == 1
+        edge = [[10.0 if domain is SQUARE else 20.0, 0.0]]
+        inside = result(places, domain).compare(np.vstack([records, edge]))
+        assert found.within.cost == pytest.approx(inside.cost)
+        assert found.within.kmeans_cost == pytest.approx(inside.kmeans_cost)
+        assert inside.n_outside == 0
+        assert inside.within is None
+        sentence = (
+            "1 of 301 records lie outside the bounds, and the run moved them there. With the "
+            f"moved records, the clusters are {found.within.verdict}: cost "
+        )
+        assert sentence in found.text
+        assert found.to_dict()["within"]["cost"] == found.within.cost
+
+    def test_records_outside_have_one_sentence_if_both_verdicts_are_equal(self):
+        records, places = blobs(3, 2, 300)
+        good = result(places).compare(np.vstack([records, [[10.1, 0.0]]]))
+        assert (good.n_outside, good.within) == (1, None)
+        bad = result(places * [1, -1]).compare(np.vstack([records, [[10.1, 0.0]]]))
+        assert bad.within.verdict == bad.verdict
+        assert "outside" not in good.text + bad.text
+
+    def test_records_whose_costs_overflow_are_refused(self):
+        records, places = blobs(3, 2, 300)
+        with pytest.raises(DataError, match=r"within 1e\+100 half widths .* row 300"):
+            result(places).compare(np.vstack([records, [[0.0, 1e160]]]))
+
     @pytest.mark.claim("own-data", "compare-exact")
     def test_the_same_seed_gives_the_same_numbers(self):
         records, places = blobs(8, 2, 2000, spread=3.0)
@@ -302,7 +337,9 @@ class TestDegenerate:
         assert (found.cost, found.kmeans_cost, found.one_cluster_cost) == (0, 0, 0)
         assert found.ratio == found.one_cluster_ratio == 1
         assert found.verdict == "as good as without privacy"
-        assert found.text.endswith("all records are equal.")
+        assert found.text.endswith(
+            "all records are equal, up to the rounding of a run."
+        )
         off = result([[3.5, 3.0], [9.0, 9.0]]).compare(records)
         assert off.ratio == off.lost_gain == np.inf
         assert off.verdict == "worse than one cluster"

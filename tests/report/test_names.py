@@ -12,6 +12,7 @@ from flower_kmeans import Ball, Box, Sphere, TableDomain
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.report.names import cluster_names
+from flower_kmeans.report.profiles import ProfileRow
 
 pytestmark = pytest.mark.claim("own-data", "clusters-are-named-by")
 
@@ -218,3 +219,22 @@ def test_names_are_unique_short_lines_and_follow_their_clusters(clustering, rand
         # A number is the cluster's own.
         expected = names[cluster].replace(f"cluster {cluster}", f"cluster {place}")
         assert moved[place] == expected
+
+
+@pytest.mark.parametrize("categories", [[], [(8, 10)]])
+def test_each_value_is_written_once_however_many_clusters_there_are(
+    monkeypatch, categories
+):
+    """A node names up to 10,000 clusters, of which many have the same words."""
+    calls = []
+    written = ProfileRow.text
+
+    def counted(row, value):
+        calls.append(value)
+        return written(row, value)
+
+    monkeypatch.setattr(ProfileRow, "text", counted)
+    points = np.random.default_rng(0).random((400, 10))
+    box = Box([0.0] * 10, [1.0] * 10, categories=categories)
+    assert len(set(cluster_names(points, np.ones(400), box))) == 400
+    assert 0 < len(calls) <= 10 * 400
