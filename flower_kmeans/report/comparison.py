@@ -36,6 +36,13 @@ GOOD = 0.05
 USABLE = 0.25
 """Largest lost gain of usable clusters."""
 
+# in costs of k-means: more may be two groups in one cluster, however small the lost gain
+_MOST_GOOD_COST = 1.25
+_GOOD_AT_A_COST = (
+    "The clusters have nearly all of the gain of k-means without privacy over one cluster, "
+    "at a higher cost"
+)
+
 # k-means draws its starts from a sample of records, and improves the best of them on a
 # larger sample. Both have at least so many records for each cluster.
 _START_RECORDS = 10_000
@@ -142,8 +149,15 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """The verdict and its numbers, as a sentence for a user."""
-        return f"{_SENTENCES[self.verdict]}: {self._numbers}."
+        """The verdict and its numbers, as a sentence for a user.
+
+        Clusters that are as good as without privacy by their lost gain can cost many times
+        as much as k-means, if one cluster costs far more. The sentence then says so.
+        """
+        sentence = _SENTENCES[self.verdict]
+        if self.verdict == "as good as without privacy" and self._costs_much_more:
+            sentence = _GOOD_AT_A_COST
+        return f"{sentence}: {self._numbers}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and words as plain values."""
@@ -166,6 +180,11 @@ class Comparison:
         if not self.has_gain or other <= self.kmeans_cost:
             return self.ratio - 1
         return (self.cost - self.kmeans_cost) / (other - self.kmeans_cost)
+
+    @property
+    def _costs_much_more(self) -> bool:
+        # Of groups of equal records k-means has no cost to compare with.
+        return self.kmeans_cost > 0 and self.ratio > _MOST_GOOD_COST
 
     @property
     def _has_better_unseen(self) -> bool:
