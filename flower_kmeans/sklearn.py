@@ -252,6 +252,9 @@ class PrivateKMeans(
         """
         _require_public_parameters(self)
         _require_readable(X)
+        if isinstance(self.bounds, Box | Ball | Sphere):
+            # scikit-learn would quote a cell of a table that was not encoded.
+            check_columns(named_columns(X), self.bounds.columns)
         records = validate_data(self, X, dtype=np.float64, order="C")
         persons = _checked_groups(self, groups, len(records))
         weights = _checked_sample_weight(sample_weight, len(records))
@@ -464,7 +467,6 @@ class PrivateKMeans(
                 raise DataError(
                     f"Expected bounds of {n_features} columns. Got {found}."
                 )
-            check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
         return _read_bounds(self.bounds, _names_of(X, n_features))
 

@@ -19,7 +19,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from flower_kmeans import Ball, Box, Sphere, TableDomain
-from flower_kmeans.data.table_domain import Number
+from flower_kmeans.data.table_domain import Category, Number
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -238,6 +238,14 @@ def test_columns_are_those_of_the_bounds():
     ):
         with pytest.raises(DataError, match="columns"):
             estimator(bounds=bounds).fit(records)
+
+
+def test_a_table_that_was_not_encoded_is_named_without_its_cells():
+    domain = TableDomain([Number("a", 0, 9), Category("plan", ("basic", "plus"))])
+    frame = pd.DataFrame({"a": [1.0, 2.0], "plan": ["basic", "secret"]})
+    with pytest.raises(DataError, match=r"TableDomain\.encode") as caught:
+        estimator(bounds=domain).fit(frame)
+    assert "secret" not in str(caught.value)
 
 
 FRAME = pd.DataFrame(

@@ -203,8 +203,21 @@ def check_columns(
     if tuple(found) != tuple(expected):
         raise DataError(
             f"Expected {name} with the columns {list(expected)} in this order. "
-            f"Got {list(found)} instead."
+            f"Got {list(found)} instead.{encode_hint(found, expected)}"
         )
+
+
+def encode_hint(found: Sequence[object], expected: Sequence[str]) -> str:
+    """Return a sentence, after a space, if a declared table was not encoded; else "".
+
+    A category NAME has the columns NAME=VALUE of a box, and a number on a log scale the
+    column log10(NAME).
+    """
+    for name in set(found) - set(expected):
+        for column in expected:
+            if column == f"log10({name})" or column.startswith(f"{name}="):
+                return " Encode the table first: TableDomain.encode(table)."
+    return ""
 
 
 def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, Sphere, check_records, squared_norms
-from flower_kmeans.data.records import named_columns
+from flower_kmeans.data.records import encode_hint, named_columns
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -135,8 +135,9 @@ class Clustering:
 
         All k intervals hold at once with probability 0.95 over the noise. Sizes are of the
         clients that answered the last round. Without bounds on sizes, they are numbers of
-        records that this round counted for the centroids before its step. ``None`` if the
-        noise of ``counts`` is not known, such as after a clip.
+        records that this round counted for the centroids before its step. The step moves
+        records between clusters, so sizes by `predict` lie outside more often. ``None``
+        if the noise of ``counts`` is not known, such as after a clip.
         """
         if self.size_report is None:
             return self.report.size_interval(self.counts)
@@ -434,7 +435,9 @@ def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> li
         places.append(names.get(each, -1) if isinstance(each, str) else each)
     different = set(places)
     if not places or not different <= set(known) or len(different) != len(places):
+        hint = encode_hint(columns, domain.columns or ())
         raise ConfigurationError(
-            f"Expected columns from {domain.columns or known}, each once. Got {columns!r} instead."
+            f"Expected columns from {domain.columns or known}, each once. "
+            f"Got {columns!r} instead.{hint}"
         )
     return places

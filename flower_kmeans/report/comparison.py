@@ -35,6 +35,10 @@ BEST: Verdict = "as good as without privacy"
 """The best verdict."""
 GOOD = 0.05
 """Largest lost gain of clusters that are as good as without privacy (docs/tables/verdicts.md)."""
+GOOD_RATIO = 1.25
+"""Largest cost of such clusters, in costs of k-means.
+
+More may be two groups in one cluster, however small the lost gain."""
 USABLE = 0.25
 """Largest lost gain of usable clusters."""
 
@@ -145,12 +149,17 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The comparison in words: `largest_lost_gain` against `GOOD` and `USABLE`."""
+        """The comparison in words.
+
+        It is `largest_lost_gain` against `GOOD` and `USABLE`. Clusters that cost more than
+        `GOOD_RATIO` times k-means are usable at best: where one cluster costs far more,
+        two groups in one cluster lose little gain.
+        """
         lost = self.largest_lost_gain
         if self.lost_gain >= 1:
             return "worse than one cluster"
-        if lost <= GOOD:
-            return "as good as without privacy"
+        if lost <= GOOD and not self._costs_much_more:
+            return BEST
         if lost <= USABLE:
             return "usable"
         return "mostly noise"
@@ -197,6 +206,11 @@ class Comparison:
         return (self.cost - self.kmeans_cost) / (other - self.kmeans_cost)
 
     @property
+    def _costs_much_more(self) -> bool:
+        # Of groups of equal records k-means has no cost to compare with.
+        return self.kmeans_cost > 0 and self.ratio > GOOD_RATIO
+
+    @property
     def _has_better_unseen(self) -> bool:
         if self.unseen_cost is None or not self.has_gain:
             return False
@@ -223,7 +237,7 @@ class Comparison:
             f"one cluster is {_times(self.one_cluster_ratio)} "
             f"(lost gain {_rounded(self.lost_gain)})",
         ]
-        if self._has_better_unseen and self.verdict != "as good as without privacy":
+        if self._has_better_unseen and self.largest_lost_gain > GOOD:
             unseen = _quotient(self.unseen_cost or 0.0, self.kmeans_cost)
             parts.append(
                 f"centroids that saw no record are {_times(unseen)} "

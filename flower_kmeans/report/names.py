@@ -3,7 +3,8 @@
 A name has the one to three columns in which the cluster differs most from the mean of
 all clusters, in the space that was clustered. The noise of centroids is not known here.
 So a difference must be large beside those of other columns and clusters before it
-becomes a word, and a name says where a cluster has few records.
+becomes a word, and a name says where the released size is small. The noise may exceed
+this size, so a name never says that a cluster has few records.
 """
 
 import re
@@ -36,10 +37,10 @@ _ROUNDING = 1e-9
 # shares of a level, from which on it is that of the cluster, or of most of it
 _ONE_LEVEL = 0.85
 _MOST_LEVEL = 0.5
-# of the mean size: a cluster with less has few records, and noise moved it most
-_FEW = 1 / 10
-# records: a cluster with fewer is nearly empty
-_ONE_RECORD = 1.0
+# of the mean size: noise moved a cluster with less most
+_SMALL = 1 / 10
+# in the unit of the sizes: words say nothing about a cluster with less
+_LEAST_SIZE = 1.0
 # columns that only a number tells apart mean nothing to a reader if they are more
 _MOST_NUMBERED = 20
 
@@ -67,7 +68,8 @@ def cluster_names(
     tuple of str
         One printable line each, at most 160 characters. "high" and "low" are relative
         to the mean of all clusters, not to a norm. Clusters are numbered where their
-        columns have no meaning, as those of embeddings, or where there are no records.
+        columns have no meaning, as those of embeddings, or where the noisy size is
+        below 1. Their true size may be large: noise hides it.
     """
     k = len(centroids)
     if are_numbered(domain, columns):
@@ -79,14 +81,14 @@ def cluster_names(
     places = np.argsort(order).tolist()
     profiles = column_profiles(centroids[order], counts[order], domain, columns)
     wording = _Wording(profiles)
-    few = _FEW * np.maximum(counts[order], 0.0).mean()
+    small = _SMALL * np.maximum(counts[order], 0.0).mean()
     names = []
     for cluster, count in enumerate(counts.tolist()):
         name = wording.name(places[cluster])
-        if count < _ONE_RECORD:
-            name = f"cluster {cluster} (nearly empty)"
-        elif count < few:
-            name += " (few records)"
+        if count < _LEAST_SIZE:
+            name = f"cluster {cluster} (released size below 1)"
+        elif count < small:
+            name += " (small released size)"
         names.append(name)
     for same in _repeated(names):
         details = wording.details([places[cluster] for cluster in same])

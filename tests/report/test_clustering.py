@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans import Ball, Box, Clustering, PrivacyBudget, simulate
+from flower_kmeans import (
+    Ball,
+    Box,
+    Clustering,
+    PrivacyBudget,
+    TableDomain,
+    simulate,
+)
 from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.data.table_domain import Number
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.strategies import GLloyd, Lloyd
 
@@ -161,6 +169,13 @@ def test_columns_are_a_list_of_names_or_numbers():
         result.predict([[0.9]], columns="age")
     with pytest.raises(ConfigurationError, match="each once"):
         result.predict([[0.9, 0.9]], columns=[0, 0])
+
+
+def test_a_table_that_was_not_encoded_is_named():
+    domain = TableDomain([Number("spend", 1, 100, "log")])
+    result = clustering([[1.0], [2.0]], domain)
+    with pytest.raises(ConfigurationError, match=r"TableDomain\.encode"):
+        result.predict(pd.DataFrame({"spend": [5.0]}))
 
 
 # -------------------------------------------------------------------- weights and sizes

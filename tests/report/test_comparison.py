@@ -25,7 +25,7 @@ from flower_kmeans.errors import (
     ConfigurationTypeError,
     DataError,
 )
-from flower_kmeans.report.comparison import Comparison
+from flower_kmeans.report.comparison import BEST, Comparison
 from flower_kmeans.strategies import Lloyd, SynopsisKMeans
 
 SQUARE = Box([-10.0, -10.0], [10.0, 10.0])
@@ -83,6 +83,20 @@ class TestWords:
         assert "without bounds on sizes" in Comparison(2, 1, 8, 1, None, True).text
         assert "752 times" in Comparison(1, 1, 752, 1).text
         assert "(lost gain 0.00)" in Comparison(0.999_999, 1, 8, 1).text  # not -0.00
+
+    @pytest.mark.claim("reading-a-report", "verdict-higher-cost")
+    def test_a_small_lost_gain_at_a_higher_cost_is_usable_at_best(self):
+        """Well separated groups: a cost of 3 times k-means is 0.004 of the gain."""
+        found = Comparison(3.44, 1.0, 556.0, 1_000)
+        assert found.verdict == "usable"
+        assert found.text == (
+            "The clusters are usable: cost 3.44 times k-means without privacy; one cluster "
+            "is 556 times (lost gain 0.00)."
+        )
+        assert Comparison(1.25, 1.0, 80.0, 1_000).verdict == BEST
+        assert Comparison(1.26, 1.0, 80.0, 1_000).verdict == "usable"
+        equal = Comparison(0.01, 0.0, 1.0, 1_000)  # groups of equal records
+        assert equal.verdict == BEST
 
     @pytest.mark.claim("reading-a-report", "verdict-unseen")
     def test_many_clusters_are_measured_against_centroids_that_saw_no_record(self):
@@ -420,3 +434,19 @@ class TestVerdicts:
         found = simulate(strategy, [records]).compare(records)
         assert found.verdict == "as good as without privacy"
         assert found.ratio == pytest.approx(1.0, abs=0.01)
+
+    @pytest.mark.claim("reading-a-report", "verdict-says-no-groups")
+    def test_records_without_groups_can_have_good_clusters_and_a_silhouette(self):
+        """Only the elbow says that there are none."""
+        records = np.random.default_rng(3).random((3000, 4))
+        box = Box([0.0] * 4, [1.0] * 4)
+        best = KMeans(4, n_init=10, random_state=0).fit(records).cluster_centers_
+        verdict = result(best, box).compare(records).verdict
+        assert verdict == "as good as without privacy"
+        strategy = SynopsisKMeans(
+            4, box, PrivacyBudget(1.0), 3000, n_clients=3, quality=True
+        )
+        found = simulate(strategy, np.array_split(records, 3))
+        silhouette = found.report.silhouette
+        assert silhouette.value == pytest.approx(0.3, abs=0.1)
+        assert found.synopsis.elbow(range(1, 7)).suggested == 1

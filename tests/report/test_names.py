@@ -90,15 +90,15 @@ def test_high_and_low_are_relative_to_the_sizes():
     assert cluster_names(points, np.array([1.0, 1, 1]), box)[1] == "low x (x 3)"
     # Many records at 9 move the mean there, and a negative size moves nothing.
     names = cluster_names(points, np.array([50.0, -9, 900]), box)
-    assert names == ("low x", "cluster 1 (nearly empty)", "middle x")
+    assert names == ("low x", "cluster 1 (released size below 1)", "middle x")
 
 
-def test_few_records_are_stated():
+def test_a_small_released_size_is_stated():
     box = Box([0], [10], columns=["x"])
     points = np.array([[1.0], [5.0], [9.0]])
     names = cluster_names(points, np.array([1000.0, 1000, 20]), box)
-    assert names[2] == "high x (few records)"
-    assert "few" not in names[0]
+    assert names[2] == "high x (small released size)"
+    assert "small" not in names[0]
 
 
 def test_equal_names_get_values_and_then_numbers():
