@@ -489,13 +489,13 @@ _SENTENCES = {
         "The noisy sizes of {least.number} of {k} clusters are below {light:g} standard "
         "deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
         "of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
-        "a larger epsilon or more records."
+        "a larger epsilon or more {counted}."
     ),
     FindingKind.OUTSIDE: (
         "The noisy means of {most.number} of {k} clusters, as of cluster {most.place}, lay more "
         "than {margin:.0%} of a half width outside the bounds or farther away than any record "
         "that counts. Their centroids are noise for the most part: take fewer clusters, a larger "
-        "epsilon or more records."
+        "epsilon or more {counted}."
     ),
 }
 

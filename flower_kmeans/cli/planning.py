@@ -153,6 +153,11 @@ def _require_fitting(
             )
         return
     if "n_records" not in given and features is not None and settings.is_private:
+        if "n_persons" in given:
+            raise ConfigurationError(
+                "Expected --unit person with --n-persons, for a plan that protects persons. Got "
+                f"--unit {settings.unit}."
+            )
         raise ConfigurationError(
             "Expected --n-records, the public planning value for the number of records, with "
             "--domain or --features. Got none."

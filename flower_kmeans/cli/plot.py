@@ -382,8 +382,16 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
         )
     axes.set_xticks(places, [str(cluster) for cluster in order])
     axes.set_xlabel("cluster")
-    axes.set_ylabel("records")
+    axes.set_ylabel(picture.found.counted)
     axes.set_title(title, fontsize=10)
+
+
+def _released_sizes(found: Found) -> FloatArray:
+    """Return the sizes, (k,), that the result and its report have."""
+    if found.sizes is not None:
+        counts, _ = found.sizes
+        return counts
+    return found.counts
 
 
 def _sizes_of(picture: Picture) -> _Sizes:
@@ -424,7 +432,7 @@ class _Line(NamedTuple):
 
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     """Draw tables: a line for each column, and in it a value and a bar for each cluster."""
-    order = _largest(_sizes_of(picture).counts)
+    order = _largest(_released_sizes(picture.found))
     groups, unit = _profile_lines(picture)
     lines = [line for group in groups for line in group]
     foremost = [line for group in groups for line in group[:_MOST_LEVELS]]
@@ -473,7 +481,7 @@ def _draw_table(
         axes.axhline(height - 0.5, color="lightgray", lw=0.5)
 
     names = cluster_names(found.centroids, found.counts, found.domain, found.columns)
-    sizes = _sizes_of(picture).counts
+    sizes = _released_sizes(found)
     heads = [_head(picture, j, names[j], sizes) for j in clusters.tolist()]
     places = [_PLACE_OF_ALL, *range(len(clusters))]
     axes.xaxis.tick_top()

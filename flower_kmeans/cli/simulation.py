@@ -545,7 +545,8 @@ def _print_verdict(console: Console, ended: Ended) -> None:
     if ended.comparison is None:
         _print_line(console, "Verdict", f"none: {ended.not_compared}")
     else:
-        _print_line(console, "Verdict", f"{ended.comparison.text} It is {_EXACT}.")
+        limits = f"This is {_EXACT}. It does not judge columns, bounds and weights."
+        _print_line(console, "Verdict", f"{ended.comparison.text} {limits}")
 
 
 def _print_line(console: Console, name: str, value: str) -> None:

@@ -129,7 +129,8 @@ def parsed(text: str | bytes, what: str) -> tuple[dict[str, Any], str]:
         return parsed_toml(decoded), decoded
     except ValueError as error:
         raise ConfigurationError(
-            f"Expected the {what} as a domain. It is not TOML: {error}."
+            f"Expected the {what} as a domain. It is not TOML: {error}. "
+            "Text stands in quotes, a date is 2024-12-31, and a number has a decimal point."
         ) from None
 
 

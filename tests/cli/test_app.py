@@ -220,7 +220,8 @@ class TestSimulate:
         names = "report.html, report.json, centroids.npz, centroids.csv"
         assert files == f"Files    out: {names}"
         assert verdict.startswith("Verdict  The clusters are ")
-        assert verdict.endswith("It is exact: only a simulation can compute it.")
+        assert "This is exact: only a simulation can compute it." in verdict
+        assert verdict.endswith("It does not judge columns, bounds and weights.")
 
     def test_the_clusters_are_listed_by_name_the_largest_first(self, simulated):
         for options, about in ((("--trust", "plain"), ""), (PUBLIC, "about ")):
@@ -1120,6 +1121,8 @@ class TestPersons:
         features = ("--features", 2, "--clusters", 3, "--clients", 5)
         unit = ("plan", "--unit", "person", *features)
         assert_one_sentence(run(*unit), "--n-persons")
+        forgotten = run("plan", *features, "--n-persons", 1500)
+        assert_one_sentence(forgotten, "Expected --unit person with --n-persons")
         result = run(*unit, "--n-persons", 1500, "--max-clients-per-person", 2)
         assert result.exit_code == 0, result.output
         assert "delta 1e-06 per person" in result.stdout

@@ -215,6 +215,18 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     )
 
 
+def test_sizes_of_a_run_for_persons_are_numbers_of_persons(tmp_path):
+    path = leave(tmp_path)
+    _, svg = drawn(path, "sizes")
+    assert "records" in texts_of(svg)
+    with np.load(path) as file:
+        arrays = {**file, "counted": np.array("persons")}
+    np.savez(path, **arrays)
+    _, svg = drawn(path, "sizes")
+    assert "persons" in texts_of(svg)
+    assert "records" not in texts_of(svg)
+
+
 @pytest.fixture
 def bars(monkeypatch):
     """Return the bars of profiles that are drawn: a list of lengths for each cluster."""
@@ -243,6 +255,12 @@ def test_profiles_have_values_and_deviations_of_all_records(tmp_path, bars):
     lengths = np.sort(np.concatenate(bars[::-1])) / 0.45
     scale = max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(lengths, np.sort(expected.ravel()) / scale, atol=0.02)
+
+
+def test_profiles_have_the_sizes_of_the_report_also_beside_a_synopsis(tmp_path):
+    synopsis = synopsis_of()
+    _, svg = drawn(leave(tmp_path, synopsis=synopsis), "profiles")
+    assert {"about 0", "about 80", "about 180"} <= set(texts_of(svg))
 
 
 def test_profiles_without_a_synopsis_are_in_the_space_that_was_clustered(

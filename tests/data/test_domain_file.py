@@ -127,6 +127,14 @@ def test_what_is_not_toml_has_its_line_too():
     assert "line 7" in text
 
 
+@pytest.mark.parametrize("german", ["upper = 120,5", "upper = 31.12.2024"])
+def test_what_is_not_toml_says_how_values_are_written(german):
+    text = said(FILE.replace("upper = 120", german))
+    assert text.endswith(
+        "Text stands in quotes, a date is 2024-12-31, and a number has a decimal point."
+    )
+
+
 def test_without_a_line_that_is_sure_there_is_none():
     """Tables in one line have no lines of their own, and long texts may hold whatever they like."""
     inline = 'columns = [{kind = "number", name = "a", lower = 1, upper = 0}]'

@@ -74,7 +74,8 @@ class TestWords:
         found = Comparison(104.0, 100.0, 293.0, 1_000)
         assert found.text == (
             "The clusters are as good as without privacy: cost 1.04 times k-means without "
-            "privacy; one cluster is 2.93 times (lost gain 0.02)."
+            "privacy; one cluster of all records would cost 2.93 times (lost gain 0.02: "
+            "0 is as k-means, 1 as one cluster)."
         )
         assert found.ratio == pytest.approx(1.04)
         assert found.one_cluster_ratio == pytest.approx(2.93)
@@ -82,7 +83,7 @@ class TestWords:
         assert "worse than one cluster of all records" in Comparison(9, 1, 8, 1).text
         assert "without bounds on sizes" in Comparison(2, 1, 8, 1, None, True).text
         assert "752 times" in Comparison(1, 1, 752, 1).text
-        assert "(lost gain 0.00)" in Comparison(0.999_999, 1, 8, 1).text  # not -0.00
+        assert "(lost gain 0.00: " in Comparison(0.999_999, 1, 8, 1).text  # not -0.00
 
     @pytest.mark.claim("reading-a-report", "verdict-higher-cost")
     def test_a_small_lost_gain_at_a_higher_cost_is_usable_at_best(self):
@@ -107,8 +108,8 @@ class TestWords:
         assert found.verdict == "mostly noise"
         assert found.text == (
             "The clusters are mostly noise: cost 8.50 times k-means without privacy; one "
-            "cluster is 752 times (lost gain 0.01); centroids that saw no record are 9.50 times "
-            "(lost gain 0.88)."
+            "cluster of all records would cost 752 times (lost gain 0.01: 0 is as k-means, 1 as "
+            "one cluster); centroids that saw no record would cost 9.50 times (lost gain 0.88)."
         )
         # Centroids that are worse than one cluster change nothing.
         other = Comparison(850.0, 100.0, 75_200.0, 1, unseen_cost=80_000.0)
