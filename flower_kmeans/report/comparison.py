@@ -234,13 +234,13 @@ class Comparison:
             )
         parts = [
             f"cost {_times(self.ratio)} {kmeans}",
-            f"one cluster of all records would cost {_times(self.one_cluster_ratio)} "
+            f"one cluster is {_times(self.one_cluster_ratio)} "
             f"(lost gain {_rounded(self.lost_gain)}: 0 is as k-means, 1 as one cluster)",
         ]
         if self._has_better_unseen and self.largest_lost_gain > GOOD:
             unseen = _quotient(self.unseen_cost or 0.0, self.kmeans_cost)
             parts.append(
-                f"centroids that saw no record would cost {_times(unseen)} "
+                f"centroids that saw no record are {_times(unseen)} "
                 f"(lost gain {_rounded(self.largest_lost_gain)})"
             )
         return "; ".join(parts)

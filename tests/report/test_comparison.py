@@ -74,8 +74,8 @@ class TestWords:
         found = Comparison(104.0, 100.0, 293.0, 1_000)
         assert found.text == (
             "The clusters are as good as without privacy: cost 1.04 times k-means without "
-            "privacy; one cluster of all records would cost 2.93 times (lost gain 0.02: "
-            "0 is as k-means, 1 as one cluster)."
+            "privacy; one cluster is 2.93 times (lost gain 0.02: 0 is as k-means, 1 as one "
+            "cluster)."
         )
         assert found.ratio == pytest.approx(1.04)
         assert found.one_cluster_ratio == pytest.approx(2.93)
@@ -92,7 +92,7 @@ class TestWords:
         assert found.verdict == "usable"
         assert found.text == (
             "The clusters are usable: cost 3.44 times k-means without privacy; one cluster "
-            "is 556 times (lost gain 0.00)."
+            "is 556 times (lost gain 0.00: 0 is as k-means, 1 as one cluster)."
         )
         assert Comparison(1.25, 1.0, 80.0, 1_000).verdict == BEST
         assert Comparison(1.26, 1.0, 80.0, 1_000).verdict == "usable"
@@ -108,8 +108,8 @@ class TestWords:
         assert found.verdict == "mostly noise"
         assert found.text == (
             "The clusters are mostly noise: cost 8.50 times k-means without privacy; one "
-            "cluster of all records would cost 752 times (lost gain 0.01: 0 is as k-means, 1 as "
-            "one cluster); centroids that saw no record would cost 9.50 times (lost gain 0.88)."
+            "cluster is 752 times (lost gain 0.01: 0 is as k-means, 1 as one cluster); "
+            "centroids that saw no record are 9.50 times (lost gain 0.88)."
         )
         # Centroids that are worse than one cluster change nothing.
         other = Comparison(850.0, 100.0, 75_200.0, 1, unseen_cost=80_000.0)
