@@ -38,7 +38,7 @@ _ONE_LEVEL = 0.85
 _MOST_LEVEL = 0.5
 # of the mean size: a cluster with less has few records, and noise moved it most
 _FEW = 1 / 10
-# records: a cluster with fewer is nearly empty
+# records: a cluster with fewer may be empty
 _ONE_RECORD = 1.0
 # columns that only a number tells apart mean nothing to a reader if they are more
 _MOST_NUMBERED = 20
@@ -84,7 +84,7 @@ def cluster_names(
     for cluster, count in enumerate(counts.tolist()):
         name = wording.name(places[cluster])
         if count < _ONE_RECORD:
-            name = f"cluster {cluster} (nearly empty)"
+            name = f"cluster {cluster} (may be empty)"
         elif count < few:
             name += " (few records)"
         names.append(name)
