@@ -486,10 +486,10 @@ _SENTENCES = {
         "records near a centroid count: allow a larger radius, and check {total_name}."
     ),
     FindingKind.LIGHT: (
-        "The noisy sizes of {least.number} of {k} clusters are below {light:g} standard "
-        "deviations ({least.deviation:,.3g}) of their noise, the least is {least.value:,.0f} "
-        "of cluster {least.place}. Their centroids may be noise alone: take fewer clusters, "
-        "a larger epsilon or more {counted}."
+        "The noisy sizes of {least.number} of {k} clusters are below {limit:,.0f}, which is "
+        "{light:g} standard deviations of their noise. The least is {least.value:,.0f} of "
+        "cluster {least.place}. These clusters may be noise alone: take fewer clusters, a "
+        "larger epsilon or more {counted}."
     ),
     FindingKind.OUTSIDE: (
         "The noisy means of {most.number} of {k} clusters, as of cluster {most.place}, lay more "
@@ -504,10 +504,12 @@ def _words(algorithm: Algorithm, kind: FindingKind, found: Sequence[Finding]) ->
     """Return the sentences about the findings of one kind."""
     total = planned_total(algorithm)
     planned = "unknown" if total is None else f"{total:,}"
+    least = min(found, key=lambda finding: finding.value)
     return _SENTENCES[kind].format(
         where=_rounds([finding.round for finding in found]),
         most=max(found, key=lambda finding: abs(finding.value)),
-        least=min(found, key=lambda finding: finding.value),
+        least=least,
+        limit=LIGHT * least.deviation,
         planned=planned,
         total_name=total_name(algorithm.budget),
         counted=total_name(algorithm.budget).removeprefix("n_"),

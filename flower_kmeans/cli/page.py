@@ -20,6 +20,7 @@ from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.html import page_of
 from flower_kmeans.report.outcome import Outcome
 from flower_kmeans.report.parts import part_type
+from flower_kmeans.report.ranges import ColumnRange
 from flower_kmeans.report.report import Report
 
 
@@ -93,7 +94,17 @@ def report_from(values: Mapping[str, Any]) -> Report:
     part = values.get(model.kind)
     if part is not None:
         part = msgspec.convert(part, part_type(model.kind))
-    own = {"plan": plan, "trust_model": model, "earlier": earlier, "part": part}
+    ranges = [
+        [each[name] for name in ColumnRange._fields]
+        for each in values.get("ranges", [])
+    ]
+    own = {
+        "plan": plan,
+        "trust_model": model,
+        "earlier": earlier,
+        "part": part,
+        "ranges": ranges,
+    }
     given = {
         field.name: values[field.name]
         for field in fields(Report)

@@ -43,6 +43,8 @@ _USUAL_NUMBERS = 20
 _MOST_NUMBERS = 60
 _MOST_LEAVES = 60
 _LONG_WORD = 11  # characters: longer words may be broken in a table
+# a date or a small number, at whose hyphen no line may break
+_WHOLE = re.compile(r"(?:\d{4}-\d\d-\d\d|\d[\d.]*e-\d+)[,;]?")
 
 
 def html_report(
@@ -394,17 +396,25 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
 def breakable(value: object) -> list[object]:
     """Return the parts of a cell's text, between which its line may break.
 
-    Only words longer than `_LONG_WORD` have several.
+    Only words longer than `_LONG_WORD` have several. A date is a part that stays whole.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return [value]
     parts = [""]
     for word in re.split(r"(?<=\s)", value):
+        if _WHOLE.fullmatch(word.strip()):
+            parts += [word.rstrip(), word[len(word.rstrip()) :]]
+            continue
         n_parts = max(1, math.ceil(len(word) / _LONG_WORD))
         size = math.ceil(len(word) / n_parts)
         parts[-1] += word[:size]
         parts += [word[i : i + size] for i in range(size, len(word), size or 1)]
     return [*parts]
+
+
+def is_unbroken(part: object) -> bool:
+    """Return whether no line may break within a part of a cell's text."""
+    return isinstance(part, str) and _WHOLE.fullmatch(part) is not None
 
 
 # They are here and not in templates.py, because reports in text do not need them.
@@ -420,6 +430,7 @@ _FUNCTIONS = (
     colour_of,
     column_parts,
     detection,
+    is_unbroken,
     whole,
     zip,
 )

@@ -39,7 +39,7 @@ _ONE_LEVEL = 0.85
 _MOST_LEVEL = 0.5
 # of the mean size: noise moved a cluster with less most
 _SMALL = 1 / 10
-# in the unit of the sizes: words say nothing about a cluster with less
+# in the unit of the sizes: a cluster with less may be empty
 _LEAST_SIZE = 1.0
 # columns that only a number tells apart mean nothing to a reader if they are more
 _MOST_NUMBERED = 20
@@ -86,7 +86,7 @@ def cluster_names(
     for cluster, count in enumerate(counts.tolist()):
         name = wording.name(places[cluster])
         if count < _LEAST_SIZE:
-            name = f"cluster {cluster} (released size below 1)"
+            name = f"cluster {cluster} (may be empty)"
         elif count < small:
             name += " (small released size)"
         names.append(name)

@@ -23,7 +23,11 @@ _NAMED_DOTS = 40
 _LARGEST_DOT = 20.0
 _SMALLEST_DOT = 4.0
 _PROFILE_COLUMNS = 12
-_LABEL = 19  # most characters of a column's name beside a profile
+# most characters beside a profile: of a column's name, of a value, and of a level, which
+# its share follows
+_LABEL = 17
+_VALUE = 17
+_LEVEL = _VALUE - len(" 100%")
 _PROFILE_CLUSTERS = 20
 # of a category: levels in a cell of the table, and their least share but for the first
 _MOST_LEVELS = 3
@@ -36,6 +40,7 @@ class ProfileLine(NamedTuple):
     column: str
     label: str  # the column's name, shortened
     value: str
+    short_value: str
     mean: str
     deviation: float
 
@@ -107,6 +112,10 @@ def learned_of(run: Outcome) -> dict[str, Any] | None:
     return {
         **_table(run),
         **_profiles(run),
+        # Colours need no names in words.
+        "names": () if run.are_colours else run.names,
+        "are_named": any(not name.startswith("cluster ") for name in run.names),
+        "outer": [each.column for each in run.report.ranges if each.is_outer],
         "weights": _weights(run),
         "shares": weights_of(sizes).tolist(),
         "axes": axes,
@@ -170,7 +179,7 @@ def _mean(column: ColumnProfile) -> str:
 def _profiles(run: Outcome) -> dict[str, Any]:
     """Return the clusters and columns of the picture of profiles, and its scale."""
     columns = most_separating(run.profiles)[:_PROFILE_COLUMNS]
-    labels = _labels([column.name for column in columns])
+    labels = _labels([column.name for column in columns], _LABEL)
     cards = []
     for cluster in run.order[:_PROFILE_CLUSTERS].tolist():
         lines = [
@@ -185,36 +194,42 @@ def _profiles(run: Outcome) -> dict[str, Any]:
     }
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """Return names that fit beside a profile, with both ends where beginnings are alike."""
-    starts = [_shortened(name) for name in names]
+def _labels(names: Sequence[str], most: int) -> list[str]:
+    """Return names of at most ``most`` characters, with both ends where beginnings are alike."""
+    starts = [_shortened(name, most) for name in names]
     labels = []
     for name, start in zip(names, starts, strict=True):
         label = start
         if starts.count(start) > 1 and start != name:
-            half = _LABEL // 2
+            half = (most - 1) // 2
             label = f"{name[:half]}…{name[-half:]}"
         labels.append(label)
     return labels
 
 
-def _shortened(name: str) -> str:
-    """Return the beginning of a name that fits beside a profile."""
-    if len(name) <= _LABEL:
+def _shortened(name: str, most: int) -> str:
+    """Return the beginning of a name, of at most ``most`` characters."""
+    if len(name) <= most:
         return name
-    return f"{name[: _LABEL - 1]}…"
+    return f"{name[: most - 1]}…"
 
 
 def _profile_line(label: str, column: ColumnProfile, cluster: int) -> ProfileLine:
     """Return the line of a column in the profile of a cluster."""
     level = 0
+    text = column.texts[cluster]
+    short = _shortened(text, _VALUE)
     if column.is_category:
         level = int(np.argmax([row.values[cluster] for row in column.rows]))
     row = column.rows[level]
+    if column.is_category and len(text) > _VALUE:
+        share = row.text(float(row.values[cluster]))
+        short = f"{_labels(column.levels, _LEVEL)[level]} {share}"
     return ProfileLine(
         column.name,
         label,
-        column.texts[cluster],
+        text,
+        short,
         row.text(row.mean),
         float(row.deviations[cluster]),
     )
@@ -236,7 +251,7 @@ def _last_row(run: Outcome) -> list[str]:
         row = column.rows[0]
         both = f"{row.text(row.low)} to {row.text(row.high)}"
         cells.append("" if column.is_category else both)
-    return ["bounds", *cells]
+    return ["ranges" if run.report.ranges else "bounds", *cells]
 
 
 def _weights(run: Outcome) -> str:

@@ -1,10 +1,12 @@
 """What a page shows of the course of a run: notices, releases, rounds and failures."""
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
+from flower_kmeans.algorithms import feddp_stage, pe_means, synopsis_state
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.report.outcome import Outcome
@@ -14,6 +16,14 @@ from flower_kmeans.templates import lines_of
 _MOST_NOTICES = 5
 _NAMED_CLIENTS = 5
 _KINDS = ("bad", "caution", "fact", "further")
+# Warnings of algorithms about noise, in their own terms. The page has one sentence in
+# plain words for all of them.
+_REMARKS = tuple(
+    words
+    for module in (feddp_stage, pe_means, synopsis_state)
+    for words in module.WARNINGS
+    if re.search("nois|votes", words)
+)
 
 
 class Notice(NamedTuple):
@@ -78,6 +88,7 @@ def notices_of(run: Outcome) -> tuple[list[Notice], list[Notice]]:
         report=report,
         failure=failure_of(run),
         n_missed=n_missed,
+        remarks=_REMARKS,
     )
     found: list[Notice] = []
     for line in lines:

@@ -600,6 +600,12 @@ class TestSimulate:
         assert report["releases"][0]["name"] == "ranges"
         domain = json.loads(str(saved["domain"]))
         assert "tighten" not in domain
+        page = tmp_path / "out" / "report.html"
+        before = tables(read(page.read_text("utf-8")))["Centroids"]
+        assert before[-1][0] == "ranges"
+        again = run("report", tmp_path / "out" / "report.json")
+        assert again.exit_code == 0, again.output
+        assert tables(read(page.read_text("utf-8")))["Centroids"] == before
         assigned = run(
             *("assign", "--data", blobs),
             *("--centroids", tmp_path / "out" / "centroids.npz"),

@@ -70,7 +70,7 @@ def test_directions_are_clustered_and_said(run, tmp_path, options):
     assert any("divided by their length" in words for words in report["statements"])
     page = (out / "report.html").read_text()
     assert "directions: records are divided by their length" in page
-    assert "which are directions of length 1" in page
+    assert "the middle direction of its records, of length 1" in page
     read(page)
     # The page can be made again, and the file assigns clusters.
     assert run("report", out / "report.json").exit_code == 0

@@ -90,7 +90,7 @@ def test_high_and_low_are_relative_to_the_sizes():
     assert cluster_names(points, np.array([1.0, 1, 1]), box)[1] == "low x (x 3)"
     # Many records at 9 move the mean there, and a negative size moves nothing.
     names = cluster_names(points, np.array([50.0, -9, 900]), box)
-    assert names == ("low x", "cluster 1 (released size below 1)", "middle x")
+    assert names == ("low x", "cluster 1 (may be empty)", "middle x")
 
 
 def test_a_small_released_size_is_stated():

@@ -168,6 +168,9 @@ document.getElementById("frame").addEventListener("load", event => {
     width: root.clientWidth, scroll: root.scrollWidth,
     ink: getComputedStyle(page.body).color, paper: getComputedStyle(page.body).backgroundColor,
     section: sized("section"), svg: sized("svg"), table: sized("table"), text: sized("svg text"),
+    label: sized("svg.columns g text:nth-of-type(1)"),
+    value: sized("svg.columns g text:nth-of-type(2)"),
+    guide: sized("svg.columns path.grid"),
   });
   document.getElementById("found").textContent = btoa(unescape(encodeURIComponent(text)));
 });

@@ -18,6 +18,7 @@ from report_pages import (
 
 from flower_kmeans import (
     Ball,
+    Box,
     Clustering,
     Fault,
     PrivacyBudget,
@@ -117,7 +118,15 @@ def pages(page, widest, table, failed):
     sphere = SynopsisKMeans(
         3, Sphere(18), PrivacyBudget(2.0), n_records=300, n_clients=N_CLIENTS
     )
-    others = [finished("Lloyd", "plain"), simulate(sphere, WIDE)]
+    # Small costs have many digits.
+    small = SynopsisKMeans(
+        4, Box([0, 0], [100, 100]), PrivacyBudget(20.0), 300, n_clients=N_CLIENTS
+    )
+    others = [
+        finished("Lloyd", "plain"),
+        simulate(sphere, WIDE),
+        simulate(small, PARTITIONS),
+    ]
     return [page, widest, table, failed, *map(html_report, others)]
 
 
@@ -182,6 +191,11 @@ def test_every_section_is_there_and_nothing_overflows(pages, width):
         assert all(drawing["height"] > 20 for drawing in found["svg"])
         assert all(table["width"] > 100 for table in found["table"])
         assert all(text["height"] > 7 for text in found["text"])
+        # Names and values of profiles are beside the bars, and within the drawing.
+        lines = zip(found["label"], found["guide"], found["value"], strict=True)
+        for label, guide, value in lines:
+            assert label["right"] <= guide["left"] + 1
+            assert value["left"] >= guide["right"] - 1
         # No table scrolls sideways, not even within its own box.
         assert all(table["left"] >= 0 for table in found["table"])
         assert all(table["right"] <= width for table in found["table"])

@@ -15,6 +15,7 @@ from flower_kmeans.errors import ConfigurationTypeError
 from flower_kmeans.report.comparison import Comparison
 from flower_kmeans.report.figures import Axis, Dot, PlotFrame, around, principal_places
 from flower_kmeans.report.html import TEMPLATES
+from flower_kmeans.report.ranges import ColumnRange
 from flower_kmeans.report.shown_clusters import MAX_COLUMNS, MAX_ROWS, colour_of
 from flower_kmeans.report.shown_rounds import RoundLine
 from flower_kmeans.report.silhouette import Silhouette
@@ -237,6 +238,38 @@ def test_the_silhouette_is_shown_by_cluster():
     assert rows[2][1:] == [f"{own.value:.2f}", f"{own.low:.2f} to {own.high:.2f}"]
     assert rows[3][1:] == ["-", "too few records"]
     assert "Not measured" not in section.text
+    turned = clustering_of([[0.0, 0.0], [5.0, 0.0]], [20, 500], report=report)
+    section = read(html_report(turned)).the("section", id="quality")
+    # As in the other tables, the largest cluster is first.
+    assert [row[0][:1] for row in tables(section)["Silhouette"][2:]] == ["1", "0"]
+
+
+def test_a_silhouette_that_noise_hides_has_no_table():
+    sums = SilhouetteSums((50.0, 20.0), (30.0, 10.0), 50.0, is_gaussian=True)
+    report = replace(report_of_a_run(), silhouette=Silhouette(sums))
+    root = read(html_report(clustering_of([[0.0, 0.0], [5.0, 0.0]], report=report)))
+    assert "Noise hides the silhouette" in root.the("section", id="quality").text
+    assert "Silhouette" not in tables(root)
+    assert "Quality: silhouette hidden by noise." in root.the("header").text
+
+
+def test_the_head_says_how_good_the_clusters_are():
+    found = Comparison(120.0, 100.0, 500.0, 1234)
+    sums = SilhouetteSums((500.0, 20.0), (300.0, 10.0), 5.0, is_gaussian=True)
+    report = replace(report_of_a_run(), silhouette=Silhouette(sums))
+    clustering = clustering_of([[0.0, 0.0], [5.0, 0.0]], report=report)
+    head = read(html_report(clustering, comparison=found)).the("header").text
+    value = report.silhouette.value
+    assert f"Quality: {found.verdict}; silhouette {value:.2f} of at most 1." in head
+
+
+def test_ranges_that_the_run_found_are_named_so():
+    ranges = (ColumnRange("x", 0.0, 1.0, False), ColumnRange("y", 0.0, 9.0, True))
+    report = report_of_a_run()
+    report = replace(report, ranges=ranges, bounds={**report.bounds, "tighten": 0.1})
+    section = section_of(clustering_of([[0.0, 0.0]], report=report))
+    assert tables(section)["Centroids"][-1][0] == "ranges"
+    assert "Outer bounds stayed for y." in section.text
 
 
 def test_a_comparison_is_shown_as_exact():

@@ -12,6 +12,8 @@ from report_pages import MODES, PARTITIONS, finished, read, strategy_of, tables
 from scipy import stats
 
 from flower_kmeans import Box, Clustering, PrivacyBudget, html_report, simulate
+from flower_kmeans.algorithms.released import SilhouetteSums
+from flower_kmeans.algorithms.synopsis_state import WARNINGS
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
 from flower_kmeans.protocol.trust import TRUSTED_SERVER
@@ -19,6 +21,7 @@ from flower_kmeans.report.figures import PlotFrame
 from flower_kmeans.report.html import detection, least_shown
 from flower_kmeans.report.report import Dropped, Report
 from flower_kmeans.report.shown_rounds import cost_shares
+from flower_kmeans.report.silhouette import Silhouette
 
 pytestmark = pytest.mark.claim(
     "reading-a-report",
@@ -194,6 +197,35 @@ def test_warnings_of_faults_and_of_the_algorithm_are_listed():
     assert tuple(words for _, about, words in found if about == "Result") == warnings
 
 
+def test_remarks_of_algorithms_on_noise_are_one_sentence_in_plain_words():
+    clustering = finished("SynopsisKMeans", "distributed-noise")
+    remarks = WARNINGS[1:5]
+    report = replace(clustering.report, warnings=(*remarks, "One cluster is small."))
+    page = html_report(replace(clustering, report=report))
+    found = first_of(replace(clustering, report=report))
+    words = [words for _, about, words in found if about == "Result"]
+    assert words[0] == "One cluster is small."
+    assert words[1].startswith("In parts of the run noise was larger than the signal")
+    assert len(words) == 2
+    further = read(page).the("section", id="statements").all("ul", "warnings")[0]
+    assert all(words in further.text for words in remarks)
+
+
+def test_notes_on_a_silhouette_are_past_once_it_is_measured():
+    clustering = finished("SynopsisKMeans", "distributed-noise")
+    notes = ("Quality: noise will give it.", "WARNING: quality=True promises nothing.")
+    plan = replace(clustering.report.plan, notes=notes)
+    sums = SilhouetteSums((9.0, 9.0, 9.0), (9.0, 9.0, 9.0), 1.0, is_gaussian=True)
+    before = replace(clustering.report, plan=plan)
+    after = replace(before, silhouette=Silhouette(sums))
+    shown = [
+        {words for _, _, words in first_of(replace(clustering, report=report))}
+        for report in (before, after)
+    ]
+    assert set(notes) <= shown[0]
+    assert not set(notes) & shown[1]
+
+
 def test_of_many_notices_all_that_are_bad_come_first_and_the_others_are_further_down():
     clustering = finished("FastLloyd", "clients-only")
     bad = tuple(f"WARNING: the total {i} is wrong." for i in range(7))
@@ -332,7 +364,7 @@ def test_few_clients_are_drawn_as_they_are(n):
     (svg,) = read(html_report(clustering)).the("section", id="trust").all("svg")
     texts = [text.text for text in svg.all("text")]
     assert [text for text in texts if text.startswith("client ")] == [
-        f"client {i + 1}" for i in range(n)
+        f"client {i}" for i in range(n)
     ]
     assert "…" not in texts
 

@@ -36,7 +36,7 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.report.html import TEMPLATES, breakable, column_parts
+from flower_kmeans.report.html import TEMPLATES, breakable, column_parts, is_unbroken
 from flower_kmeans.simulation.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import SynopsisKMeans
@@ -89,14 +89,19 @@ def test_every_run_has_its_page(name, trust):
         ]
         assert all(row == aligned[0] for row in aligned)
     assert root.all("td", "num")
-    listed = [item.text for item in root.the("section", id="statements").all("li")]
+    listed = [item.text for item in root.all("ul", "statements")[0].all("li")]
     assert tuple(listed) == report.statements
     assert name in root.the("h1").text
-    result, privacy, run = (e.text for e in root.the("header").all("p"))
+    result, quality, privacy, run = (e.text for e in root.the("header").all("p"))
     assert (
         result
         == f"Result: 3 clusters in {len(clustering.centroids[0])} columns, by {name}."
     )
+    blind = report.trust_model.is_blind and "Centroids" not in tables(root)
+    assert quality.startswith("Quality: ")
+    measured = "not measured" not in quality and "not known" not in quality
+    assert measured == (report.cost is not None)
+    assert ("not known here" in quality) == blind
     cost = (
         report.is_private
         and f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} for one record, trust model"
@@ -471,5 +476,7 @@ def test_long_words_of_a_cell_may_be_broken_and_nothing_is_lost(text):
     assert "".join(parts) == text
     for part in parts:
         assert all(len(word) <= 12 for word in re.split(r"(?<=\s)", part))
-    assert breakable("2021-05-03 geriatrics 81%") == ["2021-05-03 geriatrics 81%"]
+    assert breakable("geriatrics 81%") == ["geriatrics 81%"]
+    dates = breakable("2021-05-03 to 2022-05-03")
+    assert [part for part in dates if is_unbroken(part)] == ["2021-05-03", "2022-05-03"]
     assert breakable("discharged_to") == ["dischar", "ged_to"]

@@ -68,7 +68,7 @@ def test_a_table_has_values_in_the_users_units():
         ["all clusters", "67.5", "geriatrics 55%, surgery 38%", "5.62", "2022-10-15"],
         ["bounds", "0 to 100", "", "0.01 to 100", "2020-01-01 to 2024-12-31"],
     ]
-    assert "2 centroids in 4 columns" in section.text
+    assert "2 clusters in 4 columns" in section.text
 
 
 def test_bars_have_one_scale_and_begin_at_the_mean_of_all():
@@ -95,8 +95,47 @@ def test_numbers_in_brackets_of_equal_names_stand_once():
     section = clusters_of(np.zeros((3, 2)), np.ones(3), Box([-1, -1], [1, 1]))
     rows = [row[0] for row in tables(section)["Centroids"][1:-2]]
     assert rows == ["0: average", "1: average", "2: average"]
-    subtitles = [each.all("span")[0].text for each in section.all("figcaption")[:3]]
-    assert subtitles[0] == "cluster 0, about 1 records"
+    assert subtitles_of(section)[0].startswith("averagecluster 0, ")
+
+
+def subtitles_of(section):
+    return [each.all("figcaption")[0].text for each in section.all("figure", "profile")]
+
+
+def test_a_size_within_its_noise_is_an_interval_and_a_larger_one_is_a_number():
+    report = finished("FastLloyd", "trusted-server").report
+    margin = report.size_margin(2)
+    section = clusters_of(counts=np.array([margin / 2, 10 * margin]))
+    large, small = subtitles_of(section)
+    assert large.endswith(f"cluster 1, about {10 * margin:,.0f} records")
+    assert small.endswith(
+        f"0 to {np.ceil(1.5 * margin):,.0f} records: noise hides the size"
+    )
+    empty = subtitles_of(clusters_of(counts=np.array([-5.0, 10 * margin])))[1]
+    assert "cluster 0 (may be empty)" in empty
+    assert "-5" not in empty
+
+
+def test_long_levels_keep_their_fraction_and_differ():
+    wards = ("the ward for hearts of adults", "the ward for hearts of children", "x")
+    domain = TableDomain([Number("age", 0, 100), Category("ward", wards)])
+    centroids = np.array([[30.0, 0.9, 0.05, 0.05], [80.0, 0.2, 0.72, 0.18]])
+    cards = cards_of(clusters_of(centroids, COUNTS, domain))
+    shown = [lines["ward"][1] for lines in cards.values()]
+    assert [text.split()[-1] for text in shown] == ["72%", "90%"]
+    assert len({text.rpartition(" ")[0] for text in shown}) == 2
+    assert max(map(len, shown)) <= 17
+
+
+def test_fractions_of_categories_are_said_to_be_noisy():
+    words = "Fractions of categories are noisy, so they need not add up to 100%."
+    assert words in clusters_of().text
+    assert words not in clusters_of(CENTROIDS[:, :2], domain=Box([0, 0], [99, 1])).text
+
+
+def test_dates_are_not_broken_at_their_hyphens():
+    whole = [each.text for each in clusters_of().all("span", "whole")]
+    assert whole[-2:] == ["2020-01-01", "2024-12-31"]
 
 
 @pytest.mark.parametrize("d", [1, 12, 30])
