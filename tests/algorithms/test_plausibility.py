@@ -316,7 +316,7 @@ def test_a_count_of_minus_536_under_client_privacy_is_said():
     found = findings_of(algorithm, state, answer)
     assert FindingKind.LIGHT in kinds(found)
     (words,) = [each for each in sentences(algorithm, found) if "-536" in each]
-    assert "the least is -536 of cluster 4" in words
+    assert "The least is -536 of cluster 4" in words
     assert not any(each.kind.is_alarm for each in found)
 
 
