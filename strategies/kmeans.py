@@ -453,7 +453,7 @@ optional
 
     def _note(self) -> None:
         """Add the notes of the algorithm, and warnings about sizes and persons, to the plan."""
-        cautions = list(tightened.cautions(self.algorithm))
+        cautions = list(self.algorithm.cautions)
         of_persons = note_on_persons(self.algorithm)
         if of_persons is not None:
             cautions.append(of_persons)

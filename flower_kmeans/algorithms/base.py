@@ -304,6 +304,11 @@ class Algorithm(ABC):
     def require_packages(self) -> None:  # noqa: B027 - most need none
         """Require the optional packages that a client's answer needs."""
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Warnings of the plan, which begin with WARNING, from public parameters only."""
+        return ()
+
     def warnings(self, state: State) -> tuple[str, ...]:
         """Return warnings about how the run went, from released values only."""
         flags = state.arrays["flags"] if self.possible_warnings else ()

@@ -450,6 +450,11 @@ class Tightened(Algorithm):
 
     @property
     def cautions(self) -> tuple[str, ...]:
+        """Warnings of the plan about ranges, and those of the inner algorithm."""
+        return (*self._cautions, *self.inner.cautions)
+
+    @property
+    def _cautions(self) -> tuple[str, ...]:
         """A warning if groups that ranges may cut off are whole clusters."""
         if not self._deviation:
             return ()
@@ -626,11 +631,4 @@ def notes(algorithm: Algorithm) -> tuple[str, ...]:
     """Return sentences of the plan about ranges, beside its table."""
     if isinstance(algorithm, Tightened):
         return algorithm.notes
-    return ()
-
-
-def cautions(algorithm: Algorithm) -> tuple[str, ...]:
-    """Return warnings of the plan about ranges, which begin with WARNING."""
-    if isinstance(algorithm, Tightened):
-        return algorithm.cautions
     return ()
