@@ -40,6 +40,9 @@ FULL = 4.0
 CLEAR = 3.0
 """A scatter counts from this value on, in standard deviations of its noise."""
 
+CLEAR_HOST = 6.0
+"""The same for the host of a dead centroid: with large noise the largest cluster is better."""
+
 STEP = 0.1
 """Distance of a moved centroid from its host, over the distance of the host's neighbour."""
 
@@ -197,7 +200,7 @@ def _host(
     most_scattered = int(of_full.argmax())
     largest = int(sizes.argmax())
     # Without noise, a scatter of 0 is not clear: a division would gain nothing.
-    is_clear = of_full[most_scattered] > CLEAR * noise.scatter
+    is_clear = of_full[most_scattered] > CLEAR_HOST * noise.scatter
     return int(np.where(is_clear, most_scattered, largest))
 
 

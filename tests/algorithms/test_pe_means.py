@@ -25,6 +25,7 @@ from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.strategies import HDPEMeans
 from tests.algorithms.rows import population_of, run_of
 from tests.support.saying import assert_within
 
@@ -105,6 +106,14 @@ def test_the_plan_warns_of_noise_that_hides_how_clusters_differ(factor, warns):
     assert all("wrong by 0.3 times" in text for text in algorithm.cautions)
     assert build(ball(400), 20, EXACT).cautions == ()
     assert build(ball(2), 20).cautions == ()
+
+
+@pytest.mark.parametrize(
+    "domain", [ball(40), Box([-1] * 40, [1] * 40, tighten=0.1)], ids=["ball", "ranges"]
+)
+def test_a_strategys_plan_has_the_warning(domain):
+    strategy = HDPEMeans(20, domain, BUDGET, 2000, n_clients=2)
+    assert "WARNING: noise may hide how clusters differ" in strategy.plan.describe()
 
 
 @pytest.mark.claim("guarantees", "28")
