@@ -245,13 +245,15 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
 
 
 def lift_noise(name: str, epsilon: float) -> float:
-    """Return the loss by noise alone in HDPE-means' last round, for equal clusters.
+    """Return the loss by noise alone in the paper's last round, for equal clusters.
 
     A centroid is a noisy sum, with noise sigma in d columns, divided by N / k.
     """
     n, (k, d) = 20_000, map(int, name.split("_")[1:])
     budget = PrivacyBudget(epsilon, n**-1.1)
-    made = strategies.HDPEMeans(k, Ball(1.0, np.zeros(d)), budget, n, n_clients=2)
+    made = strategies.HDPEMeans(
+        k, Ball(1.0, np.zeros(d)), budget, n, n_clients=2, equal_noise=True
+    )
     (sums,) = (
         release for release in made.plan.rounds[-1] if release.name == "lift-sums"
     )

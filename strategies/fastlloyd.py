@@ -35,7 +35,8 @@ class FastLloyd(KMeansStrategy):
         because a result has directions.
     relocation : bool, default: True
         Whether to move centroids that have no records or share a cluster, to clip offsets
-        to a radius that follows from the released numbers, and by default to take
+        to a radius that follows from the released numbers and shrinks slowly while a
+        cluster has distant records, and by default to take
         ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near records weigh more in the sums
         where ``mu N / (k sqrt d)`` is below 32. ``False`` is the paper's algorithm.
     n_clusters, domain, privacy, n_records, **common

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import judged, tightened
+from flower_kmeans.algorithms import judged, pe_means, tightened
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
@@ -465,6 +465,7 @@ optional
         """Add the notes of the algorithm, and warnings about sizes and persons, to the plan."""
         cautions = list(tightened.cautions(self.algorithm))
         cautions += judged.cautions(self.algorithm, self.noise_factor)
+        cautions += pe_means.cautions(self.algorithm)
         of_persons = note_on_persons(self.algorithm)
         if of_persons is not None:
             cautions.append(of_persons)

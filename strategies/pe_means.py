@@ -94,7 +94,7 @@ class HDPEMeans(KMeansStrategy):
     centroids to all columns; its noise grows with the domain's radius.
 
     ``n_rounds`` counts the rounds of votes, without the last round. ``"auto"`` takes two
-    less than PE-means would in 16 columns; their privacy pays for sums and counts.
+    less than PE-means would in 16 columns.
 
     Parameters
     ----------
@@ -108,6 +108,9 @@ class HDPEMeans(KMeansStrategy):
     max_candidates : int, default: 8192
         The largest population, from 2 k to 2^22. Every candidate is one word of a
         client's answer, and a message holds 2^22 words.
+    equal_noise : bool, default: False
+        Whether all releases have the same noise multiplier, as in the paper. By default
+        sums and counts of the last round together have 0.6 of mu^2.
     n_clusters, domain, privacy, n_records, **common
         Options of all strategies: see `KMeansStrategy`.
 
@@ -132,6 +135,7 @@ class HDPEMeans(KMeansStrategy):
         clips: Mapping[str, float] | None = None,
         n_variations: int | Literal["auto"] = "auto",
         max_candidates: int = MAX_CANDIDATES,
+        equal_noise: bool = False,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(
@@ -142,5 +146,6 @@ class HDPEMeans(KMeansStrategy):
             clips=clips,
             n_variations=n_variations,
             max_candidates=max_candidates,
+            equal_noise=equal_noise,
             **common,
         )

@@ -31,7 +31,12 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
 )
 from flower_kmeans.algorithms.registry import register
-from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
+from flower_kmeans.algorithms.relocation import (
+    FULL,
+    n_steps,
+    public_directions,
+    relocated,
+)
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -44,6 +49,12 @@ NEARNESS = "nearness"  # the block of 1 - |u|^2, where u is an offset over the r
 MOST_ROUNDS = 8  # largest automatic number of rounds with relocation
 # a round's radius over the root mean square of the offsets in the round before
 RADIUS_FACTOR = 1.25
+# While a cluster has clearly distant records, a radius is at least this times the one
+# before. Else it would follow the many records of large clusters, and no centroid could
+# reach distant small ones (docs/tables/losses.md, "Clusters of unequal sizes").
+LEAST_DECAY = 0.7
+# Offsets of a cluster are clear from this many standard deviations of their noise on
+CLEAR_OFFSETS = 2.0
 # Sums are weighted below this signal, N mu / (k sqrt d). Above it, weights would save
 # little noise, and would bias means towards near records.
 WEIGHTED_BELOW = 32.0
@@ -220,16 +231,19 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         )
         errors = noise[COUNTS], both
         following = relocated(centroids, sizes, scatter, errors, directions, inside)
-        return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
+        return following, self._next_radius(radius, nearness, sizes, noise)
 
     def _next_radius(
         self,
         radius: int,
         nearness: FloatArray,
         sizes: FloatArray,
-        nearness_noise: float,
+        noise: Mapping[str, float],
     ) -> int:
-        """Return the next radius from the mean square of a round's clipped offsets."""
+        """Return the next radius from the mean square of a round's clipped offsets.
+
+        ``noise`` has the standard deviations of nearness, as ``sums``, and ``counts``.
+        """
         # Clipped clients count as fewer records than they have, and only counts show how
         # many. Records missing for other reasons look far away, which makes the radius
         # a little longer.
@@ -242,12 +256,35 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         part = max(
             1 - math.fsum(nearness) / total,
             # the mean square that noise alone could fake
-            math.sqrt(self.n_clusters) * nearness_noise / total,
+            math.sqrt(self.n_clusters) * noise[SUMS] / total,
             0.0,
         )
         wanted = RADIUS_FACTOR * radius * math.sqrt(min(part, 1.0))
+        least = self._least_radius(radius, nearness, sizes, noise)
+        following = math.floor(max(wanted, least))
         # The radius is at least 1: offsets are divided by it, and a query requires it.
-        return max(min(math.floor(wanted), self._radius), 1)
+        return max(min(following, self._radius), 1)
+
+    def _least_radius(
+        self,
+        radius: int,
+        nearness: FloatArray,
+        sizes: FloatArray,
+        noise: Mapping[str, float],
+    ) -> float:
+        """Return the least next radius, which follows from the most distant records.
+
+        They are those of the cluster with the largest mean square of clipped offsets,
+        among clusters where it is clear of the noise.
+        """
+        squares = sizes - nearness
+        deviation = math.sqrt(noise[SUMS] * noise[SUMS] + noise[COUNTS] * noise[COUNTS])
+        is_full = sizes >= FULL * noise[COUNTS]
+        is_clear = squares > CLEAR_OFFSETS * deviation
+        means = squares / np.maximum(sizes, 2.0**-self.fraction_bits)
+        largest = float(np.where(is_full & is_clear, means, 0.0).max())
+        own_radius = RADIUS_FACTOR * radius * math.sqrt(min(largest, 1.0))
+        return min(own_radius, LEAST_DECAY * radius)
 
     def __post_init__(self) -> None:
         """Check every parameter."""

@@ -28,6 +28,7 @@ from flower_kmeans.algorithms.feasibility import (
     MAX_WORDS,
     with_capacity,
 )
+from flower_kmeans.algorithms.judged import without_quality
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.meaning import Meaning
@@ -61,11 +62,20 @@ from flower_kmeans.algorithms.pe_means_population import (
 )
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
+from flower_kmeans.algorithms.tightened import without_ranges
 from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import LARGEST, drafted, integer, is_auto, reals, whole
+from flower_kmeans.parameters import (
+    FLAG,
+    LARGEST,
+    drafted,
+    integer,
+    is_auto,
+    reals,
+    whole,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 
@@ -77,6 +87,12 @@ MAX_CANDIDATES = 2**13
 
 SPREAD = 1.5
 """Radius of projected candidates, in radii of the domain. A projection lengthens some records."""
+
+LIFT_FRACTION = 0.6
+"""Fraction of mu^2 for the lift (docs/guarantees, Theorem 28)."""
+
+LARGEST_ERROR = 0.3
+"""Error of a lifted mean, in radii of the domain, above which the plan has a warning."""
 
 VOTES = "votes"
 LIFT_SUMS = "lift-sums"
@@ -226,12 +242,19 @@ class PEMeansAlgorithm(Algorithm):
         return self.n_clusters * (n_variations + 1)
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases. All have the same noise multiplier."""
+        """Return a round's releases. All votes have the same noise multiplier."""
+        multipliers = self._multipliers
         if round_number <= self.n_vote_rounds:
-            return (Release(VOTES, "gaussian", "l2", 1.0, (COUNTS,)),)
-        sums = Release(LIFT_SUMS, "gaussian", "l2", 1.0, (SUMS,))
-        counts = Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,))
-        return (sums, counts)
+            return (Release(VOTES, "gaussian", "l2", multipliers[VOTES], (COUNTS,)),)
+        return (
+            Release(LIFT_SUMS, "gaussian", "l2", multipliers[LIFT_SUMS], (SUMS,)),
+            Release(LIFT_COUNTS, "gaussian", "l2", multipliers[LIFT_COUNTS], (COUNTS,)),
+        )
+
+    @property
+    def _multipliers(self) -> Mapping[str, float]:
+        """The noise multiplier of each release, up to a common factor."""
+        return dict.fromkeys(self.RELEASES, 1.0)
 
     @property
     def clipping(self) -> Clipping:
@@ -505,8 +528,9 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
 
     Source: Algorithm 3 of the same paper, with a projection that keeps lengths on
     average (docs/guarantees, Theorem 28). Parameters are those of `PEMeansAlgorithm`.
-    "auto" takes two rounds of votes less. Their privacy pays for the sums and counts of
-    the last round.
+    "auto" takes two rounds of votes less. Sums and counts of the last round together
+    have `LIFT_FRACTION` of mu^2. With ``equal_noise`` all releases have the same noise
+    multiplier, as in the paper.
 
     Formal guarantee: in the last round one record changes the sums by at most the
     domain's l2 bound, and the counts by 1, both in l2.
@@ -518,6 +542,20 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     RELEASES: ClassVar[tuple[str, ...]] = (VOTES, LIFT_SUMS, LIFT_COUNTS)
 
     clips: Annotated[Clips | None, reals(VOTES, LIFT_SUMS, LIFT_COUNTS)] = None
+    equal_noise: Annotated[bool, FLAG] = False
+
+    @property
+    def _multipliers(self) -> Mapping[str, float]:
+        if self.equal_noise:
+            return super()._multipliers
+        # mu^2 of a release is 1 / multiplier^2. That of sums over that of counts is
+        # sqrt(4 d), as in GLloyd and FastLloyd (docs/guarantees, Theorem 15).
+        counts_over_sums = 1 / math.sqrt(4 * self.domain.n_features)
+        of_sums = LIFT_FRACTION / (1 + counts_over_sums)
+        of_counts = LIFT_FRACTION - of_sums
+        of_votes = (1 - LIFT_FRACTION) / self.n_vote_rounds
+        fractions = {VOTES: of_votes, LIFT_SUMS: of_sums, LIFT_COUNTS: of_counts}
+        return {name: 1 / math.sqrt(part) for name, part in fractions.items()}
 
     @cached_property
     def matrix(self) -> IntArray:
@@ -580,3 +618,25 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def size_noise(self, all_answered: bool) -> float | None:
         """Return the planned noise of a size, in records; ``None`` with a clip."""
         return noise_of_counts(self)
+
+
+def cautions(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return a warning of the plan if noise of a lifted mean exceeds what clusters differ by."""
+    own = without_quality(without_ranges(algorithm))
+    total = planned_total(own)
+    if not isinstance(own, HDPEMeansAlgorithm) or not own.budget.is_private:
+        return ()
+    if total is None:
+        return ()
+    root = math.sqrt(own.domain.n_features)
+    # of a cluster's sum, as a length
+    noise = own.noise_of(own.n_rounds)[SUMS] * root
+    bound = own.domain.l2_bound(own.fraction_bits)
+    error = noise * own.n_clusters / (total * bound)
+    if error <= LARGEST_ERROR:
+        return ()
+    return (
+        "WARNING: noise may hide how clusters differ: it makes the mean of an average cluster "
+        f"wrong by {error:.2g} times the largest norm in the domain, more than "
+        f"{LARGEST_ERROR:g}. Take fewer clusters or columns, a larger epsilon or more data.",
+    )

@@ -40,6 +40,9 @@ FULL = 4.0
 CLEAR = 3.0
 """A scatter counts from this value on, in standard deviations of its noise."""
 
+CLEAR_HOST = 6.0
+"""The same for the host of a dead centroid: with large noise the largest cluster is better."""
+
 STEP = 0.1
 """Distance of a moved centroid from its host, over the distance of the host's neighbour."""
 
@@ -103,9 +106,10 @@ def relocated(
 ) -> IntArray:
     """Return the centroids of the next round.
 
-    First, each dead centroid goes beside the centroid with the most records. Then, of
-    two centroids that share a cluster, one goes beside the centroid whose cluster has
-    the most scatter. No centroid has a part in two moves.
+    First, each dead centroid goes beside the centroid whose full cluster has the most
+    clear scatter, or without such a cluster beside the one with the most records. Then,
+    of two centroids that share a cluster, one goes beside the centroid whose cluster
+    has the most scatter. No centroid has a part in two moves.
 
     Parameters
     ----------
@@ -129,7 +133,7 @@ def relocated(
         used=np.zeros(len(centroids), dtype=bool),
         inside=inside,
     )
-    sizes = _replace_dead(layout, sizes, deviations, directions[:n])
+    sizes = _replace_dead(layout, sizes, scatter, deviations, directions[:n])
     _merge_and_split(layout, sizes, scatter, deviations, directions[n:])
     return layout.points.astype(np.int64)
 
@@ -153,28 +157,51 @@ def public_directions(
 
 
 def _replace_dead(
-    layout: _Layout, sizes: FloatArray, noise: RelocationNoise, directions: FloatArray
+    layout: _Layout,
+    sizes: FloatArray,
+    scatter: FloatArray,
+    noise: RelocationNoise,
+    directions: FloatArray,
 ) -> FloatArray:
     """Move dead centroids, the smallest first, and return the expected sizes (k,)."""
     sizes = sizes.copy()
+    scatter = scatter.copy()
     mean_size = max(math.fsum(sizes), 1.0) / len(sizes)
     dead_size = max(DEAD_NOISE * noise.size, DEAD_SHARE * mean_size)
     smallest_first = np.argsort(sizes, kind="stable")[: len(directions)]
 
     applies = True  # until a step does not: later steps would move larger centroids
     for j, direction in zip(smallest_first, directions, strict=True):
-        host = int(sizes.argmax())
+        full_size = FULL * max(sizes[j], noise.size)
+        host = _host(sizes, scatter, full_size, noise)
         is_dead = sizes[j] <= dead_size
-        is_full = sizes[host] >= FULL * max(sizes[j], noise.size)
+        is_full = sizes[host] >= full_size
         applies = bool(applies and is_dead and is_full and host != j)
 
         layout.move_beside(j, host, direction, applies=applies)
         layout.use([j, host], applies=applies)
-        # The two centroids share the records of one.
-        half = sizes[host] / 2
-        sizes[j] = np.where(applies, half, sizes[j])
-        sizes[host] = np.where(applies, half, sizes[host])
+        # The two centroids share the records and the scatter of one.
+        for values in (sizes, scatter):
+            half = values[host] / 2
+            values[j] = np.where(applies, half, values[j])
+            values[host] = np.where(applies, half, values[host])
     return np.maximum(sizes, 0.0)
+
+
+def _host(
+    sizes: FloatArray, scatter: FloatArray, full_size: float, noise: RelocationNoise
+) -> int:
+    """Return the cluster to divide: the most scatter, or if none is clear, the most records.
+
+    Large clusters have the most records, but distant small clusters show in the scatter
+    of the cluster that they are assigned to.
+    """
+    of_full = np.where(sizes >= full_size, scatter, 0.0)
+    most_scattered = int(of_full.argmax())
+    largest = int(sizes.argmax())
+    # Without noise, a scatter of 0 is not clear: a division would gain nothing.
+    is_clear = of_full[most_scattered] > CLEAR_HOST * noise.scatter
+    return int(np.where(is_clear, most_scattered, largest))
 
 
 # ----------------------------------------------------- second pass: shared clusters

@@ -25,6 +25,7 @@ from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.strategies import HDPEMeans
 from tests.algorithms.rows import population_of, run_of
 from tests.support.saying import assert_within
 
@@ -72,12 +73,47 @@ def test_a_record_has_one_vote_and_candidates_that_were_halved_away_have_none():
 
 
 @pytest.mark.claim("guarantees", "28")
-def test_all_noise_is_alike():
-    algorithm = build(ball(17))
+def test_all_noise_is_alike_in_the_paper():
+    algorithm = build(ball(17), equal_noise=True)
     (multiplier,) = {release.noise_multiplier for release in algorithm.plan().releases}
     # T releases of 1 / sigma are sqrt T / sigma together; T is two more than rounds of
     # votes.
     assert algorithm.plan().mu == pytest.approx(math.sqrt(5) / multiplier)
+
+
+@pytest.mark.claim("guarantees", "28")
+@pytest.mark.parametrize("n_vote_rounds", [1, 3])
+@pytest.mark.parametrize("d", [17, 400])
+def test_the_lift_has_most_of_the_budget(d, n_vote_rounds):
+    algorithm = build(ball(d), n_vote_rounds=n_vote_rounds)
+    plan = algorithm.plan()
+    parts = {"votes": 0.0, "lift-sums": 0.0, "lift-counts": 0.0}
+    for release in plan.releases:
+        parts[release.name] += (1 / release.noise_multiplier / plan.mu) ** 2
+    assert parts["votes"] == pytest.approx(0.4)
+    assert parts["lift-sums"] + parts["lift-counts"] == pytest.approx(0.6)
+    ratio = parts["lift-sums"] / parts["lift-counts"]
+    assert ratio == pytest.approx(math.sqrt(4 * d))
+
+
+@pytest.mark.parametrize(("factor", "warns"), [(0.99, True), (1.01, False)])
+def test_the_plan_warns_of_noise_that_hides_how_clusters_differ(factor, warns):
+    """Of sigma sqrt(d) k / N above 0.3, sigma the noise multiplier of the sums."""
+    (*_, sums, _) = build(ball(400), 20, n_records=10**4).plan().releases
+    enough = round(factor * sums.noise_multiplier * 20 * 20 / 0.3)
+    algorithm = build(ball(400), 20, n_records=enough)
+    assert len(algorithm.cautions) == warns
+    assert all("wrong by 0.3 times" in text for text in algorithm.cautions)
+    assert build(ball(400), 20, EXACT).cautions == ()
+    assert build(ball(2), 20).cautions == ()
+
+
+@pytest.mark.parametrize(
+    "domain", [ball(40), Box([-1] * 40, [1] * 40, tighten=0.1)], ids=["ball", "ranges"]
+)
+def test_a_strategys_plan_has_the_warning(domain):
+    strategy = HDPEMeans(20, domain, BUDGET, 2000, n_clients=2)
+    assert "WARNING: noise may hide how clusters differ" in strategy.plan.describe()
 
 
 @pytest.mark.claim("guarantees", "28")
@@ -355,9 +391,10 @@ def test_rounds_are_those_of_the_paper(d, epsilon):
             int(16 * max(1, epsilon)),
         )
         assert (projected.n_vote_rounds, projected.n_rounds) == (of_16 - 2, of_16 - 1)
-        # Two rounds less of votes pay for the sums and the counts: of_16 releases in
-        # all.
-        multiplier = projected.plan().rounds[0][0].noise_multiplier
+        # In the paper two rounds less of votes pay for the sums and the counts: there
+        # are of_16 releases in all.
+        alike = make(domain=ball(d), budget=budget, equal_noise=True)
+        multiplier = alike.plan().rounds[0][0].noise_multiplier
         mu = mu_of_budget(epsilon, projected.budget.delta)
         assert multiplier == pytest.approx(math.sqrt(of_16) / mu)
 

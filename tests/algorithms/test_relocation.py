@@ -82,11 +82,12 @@ def test_the_radius_follows_the_records(d):
     """It comes down to about the root mean square of the offsets, and never exceeds alpha's."""
     rng = np.random.default_rng(0)
     records = np.clip(rng.normal(0, 0.02, (4000, d)), -1, 1)
+    n_rounds = 14
     algorithm = FastLloydAlgorithm.planned(
-        1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d))
+        1, box(d), OPEN, n_rounds=n_rounds, initial=np.zeros((1, d))
     )
     states = [algorithm.initial_state()]
-    states += [run_of(algorithm, [records], until=t) for t in range(1, 7)]
+    states += [run_of(algorithm, [records], until=t) for t in range(1, n_rounds + 1)]
     radii = [int(state.arrays["radius"][0]) for state in states]
     assert radii[0] == algorithm.radius_of(1)
     assert max(radii[1:]) <= algorithm.radius_of(2)
@@ -95,16 +96,74 @@ def test_the_radius_follows_the_records(d):
     assert 0.8 * spread < radii[-1] / ONE < 1.26 * spread
 
 
-def test_a_radius_of_noise_alone_does_not_vanish():
-    """Where noise says that all records lie on their centroids, the radius keeps its scale."""
+def radius_after(algorithm, radius, sizes, nearness):
+    """Return the radius of round 3, from sizes and mean nearness of clusters in round 2."""
+    state = algorithm.initial_state()
+    state = type(state)(1, {**state.arrays, "radius": np.array([radius])})
+    counts = np.array(sizes) * ONE
+    near = np.rint(counts * nearness).astype(np.int64)
+    answer = sum_of(algorithm, 2, counts=counts, nearness=near)
+    return int(algorithm.update(state, answer).arrays["radius"][0])
+
+
+@pytest.mark.claim("guarantees", "13")
+@pytest.mark.parametrize(
+    ("far", "expected"),
+    # 1.25 times the root mean square of the offsets in the cluster of 40, or in all
+    [(0.04, 0.25), (0.16, 0.5), (0.36, 0.7), (1.0, 0.7)],
+)
+def test_distant_records_keep_the_radius_long(far, expected):
+    """1.25 times the root mean square of all offsets is at most a quarter of the radius."""
+    algorithm = build(3, 2, OPEN, n_rounds=3)
+    radius = algorithm.radius_of(2)
+    nearness = 1 - far * np.array([0, 0, 1])
+    found = radius_after(algorithm, radius, [500, 460, 40], nearness)
+    assert found == pytest.approx(expected * radius, abs=1)
+
+
+def test_a_radius_follows_all_records_where_they_are_more_distant():
+    algorithm = build(3, 2, OPEN, n_rounds=3)
+    radius = algorithm.radius_of(2)
+    found = radius_after(algorithm, radius, [500, 460, 40], 1 - 0.6**2)
+    assert found == pytest.approx(0.75 * radius, abs=1)
+    assert radius_after(algorithm, 1, [500, 460, 40], 1.0) == 1
+    # 0.7 of the first radius may be longer than any later radius.
+    wide = build(64, 2, OPEN, n_rounds=3)
+    first = wide.radius_of(1)
+    assert 0.7 * first > wide.radius_of(2)
+    sizes = [1000 - 63] + [1] * 63
+    nearness = np.array([1] + [0] * 63)
+    assert radius_after(wide, first, sizes, nearness) == wide.radius_of(2)
+
+
+@pytest.mark.parametrize(
+    ("size", "far", "is_longer"),
+    [(5.0, 2.1, True), (5.0, 1.9, False), (3.9, 2.1, False)],
+    ids=["clear", "unclear", "small"],
+)
+def test_distant_records_must_be_clear_of_the_noise(size, far, is_longer):
+    """Size in deviations of a size's noise, offsets in those of both noises."""
+    algorithm = build(2, 2, n_rounds=3, n_records=10**5)
+    noise = algorithm.noise_of(2)
+    counts_noise = noise["counts"] / ONE
+    offsets_noise = math.hypot(noise["nearness"] / ONE, counts_noise)
+    small = round(size * counts_noise)
+    nearness = 1 - np.array([0, far * offsets_noise / small])
+    radius = algorithm.radius_of(2)
+    found = radius_after(algorithm, radius, [10**5 - small, small], nearness)
+    # else it follows all records, most of which lie on their centroids
+    assert (found == math.floor(0.7 * radius)) == is_longer
+    assert is_longer or found < 0.1 * radius
+
+
+def test_a_radius_of_noise_alone_keeps_its_scale():
+    """Noise may say that all records lie on their centroids."""
     algorithm = build(4, 2, n_rounds=3)
-    answer = sum_of(algorithm, 1, counts=250 * ONE, nearness=1000 * ONE)
-    after = algorithm.update(algorithm.initial_state(), answer)
+    radius = algorithm.radius_of(2)
     noise = 2 * algorithm.plan().rounds[0][0].noise_multiplier / 1000
-    expected = 1.25 * algorithm.radius_of(1) * math.sqrt(noise)
-    assert after.arrays["radius"][0] == pytest.approx(
-        min(expected, algorithm.radius_of(2)), abs=1
-    )
+    expected = 1.25 * radius * math.sqrt(noise)
+    found = radius_after(algorithm, radius, [250] * 4, 4.0)
+    assert found == pytest.approx(min(expected, radius), abs=1)
 
 
 def test_rounds_see_clients_as_records():
@@ -140,6 +199,7 @@ def moved(found):
 
 
 def test_a_dead_centroid_goes_beside_the_fullest():
+    """No scatter is clear of its noise."""
     found = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 1, 100], [0, 0, 0])
     # a tenth of what lies between 0 and 2
     assert moved(found) == [[0, 0], [300, 0], [0, 3000]]
@@ -151,6 +211,33 @@ def test_a_dead_centroid_goes_beside_the_fullest():
         [[0, 0], [1000, 0], [0, 3000]], [39, 8, 38], [0, 0, 0], (10.0, 1.0)
     )
     assert moved(noisy) == noisy[0].tolist()
+
+
+@pytest.mark.claim("guarantees", "13")
+@pytest.mark.parametrize(
+    ("scatter", "noise", "expected"),
+    [
+        ([2e6, 0, 9e6], (1.0, 1.4e6), [300, 3000]),
+        # no scatter is clear of its noise
+        ([2e6, 0, 9e6], (1.0, 1.6e6), [300, 0]),
+        # The cluster with the most scatter has less than four times the noise.
+        ([2e6, 0, 9e6], (26.0, 0.3e6), [300, 0]),
+        # without noise, but nothing to gain
+        ([0, 0, 0], (0.0, 0.0), [300, 0]),
+    ],
+    ids=["clear", "unclear", "small", "none"],
+)
+def test_a_dead_centroid_goes_beside_the_most_scattered(scatter, noise, expected):
+    """Beside 2, which has fewer records than 0, or else beside 0."""
+    found = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 1, 100], scatter, noise)
+    assert moved(found) == [[0, 0], expected, [0, 3000]]
+
+
+def test_dead_centroids_share_the_scatter():
+    found = clusters([[0], [400], [900], [5000]], [1000, 0, -3, 960], [5e6, 0, 0, 8e6])
+    after = moved(found)
+    assert after[2] == [5000 + 460]  # the smallest first, beside 3
+    assert after[1] == [500]  # beside 0, because 3 has half of its scatter now
 
 
 def test_dead_centroids_share_the_full_clusters():
@@ -214,6 +301,20 @@ def test_a_bad_start_is_repaired(seed):
     assert loss(algorithm, run_of(algorithm, [records]), records) < 1.05 * best
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_distant_small_clusters_are_found(seed):
+    """Three clusters hold 12 times as many records as the five others."""
+    rng = np.random.default_rng(0)
+    large = [[-0.9, -0.9], [-0.9, -0.7], [-0.7, -0.9]]
+    small = [[0.5, -0.6], [0.9, -0.2], [0.6, 0.5], [0.1, 0.9], [-0.5, 0.7]]
+    parts = [rng.normal(mean, 0.03, (2000, 2)) for mean in large]
+    parts += [rng.normal(mean, 0.03, (100, 2)) for mean in small]
+    best = sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts)
+    records = np.clip(np.concatenate(parts), -1, 1)
+    algorithm = FastLloydAlgorithm.planned(8, box(2), OPEN, seed=seed)
+    assert loss(algorithm, run_of(algorithm, [records]), records) < 1.5 * best
+
+
 def test_nothing_moves_after_the_last_round():
     """Sizes and cost are those of the centroids that are released."""
     algorithm = build(3, 1, n_rounds=2)
@@ -249,5 +350,5 @@ def digest():
 @pytest.mark.claim("guarantees", "13")
 def test_the_integers_of_a_relocated_run_never_change():
     assert (
-        digest() == "2fa4b1a868e3341138bef63b9047519ad67249cac101b76fff548bc282dc7c4f"
+        digest() == "f22c9890c3863f6ce337c5250b72e4bff978c1bb03eedad38994ba1b1ad5f55a"
     )
