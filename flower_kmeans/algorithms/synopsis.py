@@ -620,9 +620,15 @@ class SynopsisAlgorithm(base.Algorithm):
             # With own clips, counts of the first round are of another size than those
             # of the synopsis.
             follows_counts=round_number > last + 1 or not self.clips,
-            learns_beside=schedule.moments,
+            learns_beside=self._learns_beside,
             power_cells=self._power_cells,
         )
+
+    @property
+    def _learns_beside(self) -> bool:
+        """Whether only clear directions are live, so that moves beside them are small."""
+        setting = self._setting
+        return self.schedule.moments and setting.fewest_live < setting.n_directions
 
     @cached_property
     def _setting(self) -> Setting:

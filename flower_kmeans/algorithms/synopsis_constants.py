@@ -99,6 +99,9 @@ ALL_LIVE_COLUMNS = 32
 ALL_LIVE_SIGNAL = 32.0
 """Signal s from which all directions are live, if they are as many as the columns."""
 
+MANY_CLUSTERS = 0.5
+"""Clusters per column from which all directions are live, up to `MOST_ROTATED` columns."""
+
 ANY_CLUSTERS = 1, 20
 """Fewest and most clusters of a run whose user gives no number."""
 

@@ -77,7 +77,7 @@ class RefinementStage:
     follows_counts: bool
     """Whether the round before has counts with the same clip."""
     learns_beside: bool
-    """Whether moves teach the doubts beside the live directions."""
+    """Whether moves teach the doubts beside the live directions, which are then clear ones."""
     power_cells: PowerCells | None
     """The power cells, in runs with bounds on sizes."""
 

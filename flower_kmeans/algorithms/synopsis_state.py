@@ -31,7 +31,9 @@ from flower_kmeans.algorithms.synopsis_constants import (
     FEWEST_LIVE,
     LEAST_FACTOR,
     LEAST_SIGNAL,
+    MANY_CLUSTERS,
     MOST_FACTOR,
+    MOST_ROTATED,
     MOST_SIGNAL,
     RADIUS_FACTOR,
     REAL_BITS,
@@ -186,7 +188,9 @@ class Setting:
         if d <= ALL_LIVE_COLUMNS:
             return p
         signal = self.strength / (self.n_clusters * math.sqrt(d))
-        if p == d and (2 * self.n_clusters > d or signal >= ALL_LIVE_SIGNAL):
+        if d <= MOST_ROTATED and self.n_clusters >= MANY_CLUSTERS * d:
+            return p
+        if p == d and signal >= ALL_LIVE_SIGNAL:
             return p
         return min(p, FEWEST_LIVE)
 
