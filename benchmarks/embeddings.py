@@ -2,6 +2,8 @@
 
     python benchmarks/embeddings.py --data made_16000_384 made_24000_768 --runs 3
     python benchmarks/embeddings.py --data-dir DIR --data vectors.npy --seed 1000
+    python benchmarks/embeddings.py --data made_24000_768 --client
+    python benchmarks/embeddings.py --data made_24000_768 --trust distributed-noise
 
 made_N_D     N generated vectors of D columns: 40 centres of unequal weight in a spectrum
              that falls, noise whose spectrum falls, and a part common to all, as models
@@ -15,10 +17,18 @@ are, with standard errors over the runs, the cost over that of k-means, and the 
     (cost - k-means) / (one cluster - k-means),
 
 where k-means is scikit-learn's, the best of ``--starts``. It need not be the optimum.
+
+``--client`` prints instead the processor time and the memory of one of twenty clients
+of SynopsisKMeans under a blind server: its answers and its updates, without noise,
+shares and masks. ``--trust`` prints those of a whole run with twenty clients in one
+process.
 """
 
 import argparse
 import re
+import resource
+import time
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,12 +38,15 @@ from direct import final_state
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from flower_kmeans import Ball, PrivacyBudget
+from flower_kmeans import Ball, PrivacyBudget, simulate
 from flower_kmeans.algorithms import (
     Algorithm,
     FastLloydAlgorithm,
     SynopsisAlgorithm,
 )
+from flower_kmeans.algorithms.answers import answer_of, reconstructed
+from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.strategies import SynopsisKMeans
 
 Vectors = NDArray[np.float64]
 
@@ -48,6 +61,8 @@ _CENTRES = 40
 _NOISE = 1.9  # length of the noise over that of a centre
 _COMMON = 0.9  # length of the common part over that of a centre
 _BLOCK_ROWS = 4096
+_CLIENTS = 20
+_MEGABYTE = 10**6
 
 
 class Reference(NamedTuple):
@@ -124,6 +139,54 @@ def run(
     return cost(vectors, centroids)
 
 
+def client_part(vectors: Vectors, n_clusters: int) -> str:
+    """Return the time and the memory of one of twenty clients, as text."""
+    n, d = vectors.shape
+    domain = Ball(RADIUS, np.zeros(d))
+    budget = PrivacyBudget(1.0, n**-1.1)
+    algorithm = SynopsisAlgorithm.planned(n_clusters, domain, budget, n_records=n)
+    part = domain.counted(vectors[: n // _CLIENTS])
+    records = GridRecords(part, domain, algorithm.fraction_bits)
+
+    def work() -> None:
+        state = algorithm.initial_state()
+        for number in range(1, algorithm.n_rounds + 1):
+            query = algorithm.query(state)
+            answer = answer_of(algorithm, query, records)
+            # As if all clients had these records.
+            total = _CLIENTS * algorithm.layout(number).flatten(answer)
+            state = algorithm.update(
+                state, reconstructed(algorithm, number, total, 1.0, 1)
+            )
+
+    started = time.process_time()
+    work()
+    seconds = time.process_time() - started
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return f"{seconds:.2f} s, {peak / _MEGABYTE:.0f} MB"
+
+
+def whole_run(vectors: Vectors, n_clusters: int, trust: str) -> str:
+    """Return the time and the memory of a run with twenty clients, as text."""
+    n, d = vectors.shape
+    strategy = SynopsisKMeans(
+        n_clusters,
+        Ball(RADIUS, np.zeros(d)),
+        PrivacyBudget(1.0, n**-1.1),
+        n_records=n,
+        n_clients=_CLIENTS,
+        trust=trust,
+    )
+    started = time.process_time()
+    simulate(strategy, np.array_split(vectors, _CLIENTS))
+    seconds = time.process_time() - started
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"{seconds:.1f} s, {kilobytes / 1024:.0f} MB"
+
+
 def with_error(values: Sequence[float]) -> str:
     """Return the mean of values with its standard error, as text."""
     error = np.std(values) / np.sqrt(max(1, len(values) - 1))
@@ -141,7 +204,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1000, help="seed of the first run")
     parser.add_argument("--starts", type=int, default=5, help="starts of k-means")
     parser.add_argument("--algorithms", nargs="+", default=[*ALGORITHMS])
+    parser.add_argument("--client", action="store_true", help="a client's part")
+    parser.add_argument("--trust", help="time a run under this trust model")
     options = parser.parse_args(arguments)
+    if options.client or options.trust is not None:
+        for name in options.data:
+            vectors = load(name, options.data_dir)
+            if options.client:
+                print(f"{name}: {client_part(vectors, options.clusters)}")
+            else:
+                found = whole_run(vectors, options.clusters, options.trust)
+                print(f"{name}, {options.trust}: {found}")
+        return
     print(
         "| vectors | N | d | epsilon | strategy | lost gain | cost over k-means | n |"
     )

@@ -39,3 +39,12 @@ def test_it_prints_a_row_for_each_set_epsilon_and_strategy(script, capsys):
         lost, error = map(float, row.split("|")[6].split("±"))
         assert -1 < lost < 3
         assert 0 <= error < 2
+
+
+@pytest.mark.parametrize("chosen", [["--client"], ["--trust", "trusted-server"]])
+def test_it_prints_time_and_memory(script, capsys, chosen):
+    script.main(["--data", "made_2000_6", "--clusters", "3", *chosen])
+    line = capsys.readouterr().out.splitlines()[-1]
+    seconds, megabytes = line.rpartition(": ")[2].split(", ")
+    assert float(seconds.removesuffix(" s")) >= 0
+    assert float(megabytes.removesuffix(" MB")) >= 0
