@@ -38,19 +38,23 @@ from flower_kmeans.algorithms.synopsis_constants import (
     FIRST,
     GROWTH,
     LEAST_SYNOPSIS,
+    LEAST_WIDE_FRACTION,
     MOMENT_FRACTION,
     MOST_BOUNDED,
     MOST_CELLS,
     MOST_CHOSEN,
     MOST_COLUMNS,
     MOST_DIRECTIONS,
+    MOST_ROTATED,
     MOST_SYNOPSIS,
+    MOST_WIDE_FRACTION,
     REFINEMENT_COUNTS,
     REFINEMENTS,
     SECOND_ROUND,
     SIZING,
     SIZING_ROUNDS,
     THIRD_ROUND,
+    WIDE_EDGE,
 )
 from flower_kmeans.algorithms.synopsis_moments import MomentsStage
 from flower_kmeans.algorithms.synopsis_refinement import RefinementStage
@@ -154,8 +158,12 @@ class Schedule:
         """
         d = n_features
         strength = signal * math.sqrt(_fraction_without_sizes(n_sizings))
-        moments = d <= MOST_COLUMNS and _has_clear_moments(strength, d)
-        most_directions = MOST_DIRECTIONS if moments else BLIND_DIRECTIONS
+        of_moments = _moment_fraction(strength, d)
+        moments = d <= MOST_COLUMNS and _has_clear_moments(strength, of_moments, d)
+        most_directions = BLIND_DIRECTIONS
+        if moments:
+            most_directions = MOST_DIRECTIONS
+            strength *= math.sqrt(_left_by_moments(of_moments))
         n_directions = min(d, most_directions)
         count_share = 1 / (1 + (n_directions / COUNT_DIRECTIONS) ** COUNT_POWER)
         n_synopses = _synopsis_rounds(strength, n_clusters, d)
@@ -183,10 +191,21 @@ class Schedule:
         """The last round of the synopsis."""
         return FIRST + len(self.cells)
 
-    @property
-    def strength(self) -> float:
-        """The signal of all rounds but those for sizes."""
-        return self.signal * math.sqrt(_fraction_without_sizes(self.n_sizings))
+    def strength(self, n_features: int) -> float:
+        """Return the signal of the rounds after the first, without those for sizes.
+
+        It is relative to a first round with a fraction of `MOMENT_FRACTION`.
+        """
+        of_others = _fraction_without_sizes(self.n_sizings)
+        later = _left_by_moments(self._first_fraction(n_features))
+        return self.signal * math.sqrt(of_others) * math.sqrt(later)
+
+    def _first_fraction(self, n_features: int) -> float:
+        """Return the fraction of round 1, of all rounds but those for sizes."""
+        if not self.moments:
+            return MOMENT_FRACTION
+        of_others = _fraction_without_sizes(self.n_sizings)
+        return _moment_fraction(self.signal * math.sqrt(of_others), n_features)
 
     def is_synopsis(self, round_number: int) -> bool:
         """Return whether a round (from 1) asks about cells."""
@@ -203,10 +222,12 @@ class Schedule:
     def fraction(self, round_number: int, n_features: int) -> float:
         """Return a round's fraction of mu^2. Those of all rounds sum to 1."""
         left = _fraction_without_sizes(self.n_sizings)
+        first = self._first_fraction(n_features)
         if round_number == FIRST:
-            return left * MOMENT_FRACTION
+            return left * first
         if self.is_sizing(round_number):
             return (1 - left) / self.n_sizings
+        left *= _left_by_moments(first)
         if self.is_synopsis(round_number):
             fractions = _synopsis_fractions(
                 len(self.cells), n_features, self.n_refinements
@@ -258,10 +279,27 @@ def _fraction_without_sizes(n_sizings: int) -> float:
     return 1 - SIZING if n_sizings else 1.0
 
 
-def _has_clear_moments(strength: float, n_features: int) -> bool:
-    """Return whether noise leaves second moments clear, at the signal S of all rounds."""
+def _moment_fraction(strength: float, n_features: int) -> float:
+    """Return the fraction of mu^2 of second moments, at the signal S of all rounds.
+
+    In many columns it brings the largest eigenvalue of the noise down to `WIDE_EDGE`.
+    """
+    if n_features <= MOST_ROTATED:
+        return MOMENT_FRACTION
+    edge = math.sqrt(2 * n_features) / max(strength, 1.0)
+    wanted = (edge / WIDE_EDGE) * (edge / WIDE_EDGE)
+    return min(max(wanted, LEAST_WIDE_FRACTION), MOST_WIDE_FRACTION)
+
+
+def _left_by_moments(fraction: float) -> float:
+    """Return what moments with a fraction leave, over what `MOMENT_FRACTION` leaves."""
+    return (1 - fraction) / (1 - MOMENT_FRACTION)
+
+
+def _has_clear_moments(strength: float, fraction: float, n_features: int) -> bool:
+    """Return whether moments with a fraction of mu^2 are clear of noise, at the signal S."""
     noise = math.sqrt(2 * n_features)
-    return noise < CLEAR_MOMENTS * math.sqrt(MOMENT_FRACTION) * strength
+    return noise < CLEAR_MOMENTS * math.sqrt(fraction) * strength
 
 
 def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
@@ -582,8 +620,15 @@ class SynopsisAlgorithm(base.Algorithm):
             # With own clips, counts of the first round are of another size than those
             # of the synopsis.
             follows_counts=round_number > last + 1 or not self.clips,
+            learns_beside=self._learns_beside,
             power_cells=self._power_cells,
         )
+
+    @property
+    def _learns_beside(self) -> bool:
+        """Whether only clear directions are live, so that moves beside them are small."""
+        setting = self._setting
+        return self.schedule.moments and setting.fewest_live < setting.n_directions
 
     @cached_property
     def _setting(self) -> Setting:
@@ -595,7 +640,7 @@ class SynopsisAlgorithm(base.Algorithm):
             fraction_bits=self.fraction_bits,
             n_clusters=self.n_clusters,
             n_directions=self.schedule.n_directions,
-            strength=self.schedule.strength,
+            strength=self.schedule.strength(self.domain.n_features),
             n_records=total,
             seed=self.seed,
         )

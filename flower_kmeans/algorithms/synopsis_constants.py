@@ -14,7 +14,16 @@ and variances are in units of D^2.
 # -------------------------------------------- the table: fractions of mu^2 by release
 
 MOMENT_FRACTION = 0.08
-"""Fraction of mu^2 for round 1."""
+"""Fraction of mu^2 for round 1, up to `MOST_ROTATED` columns or without second moments."""
+
+LEAST_WIDE_FRACTION = 0.15
+"""Least fraction for second moments of more columns."""
+
+MOST_WIDE_FRACTION = 0.35
+"""Largest fraction for second moments of more columns."""
+
+WIDE_EDGE = 0.01
+"""Largest eigenvalue of noise that this fraction aims at, in N D^2."""
 
 MOST_SYNOPSIS = 0.55
 """Fraction of all synopsis rounds with at most `FEW_COLUMNS` columns, the largest one."""
@@ -69,14 +78,29 @@ MOST_CELLS = 5
 CLEAR_MOMENTS = 0.35
 """Largest noise of second moments: of the largest eigenvalue, in N D^2."""
 
-MOST_COLUMNS = 128
-"""Most columns with second moments. For more, eigenvectors take seconds at every client."""
+MOST_COLUMNS = 2048
+"""Most columns with second moments. More would exceed the words of a message."""
+
+MOST_ROTATED = 128
+"""Most columns whose eigenvectors come from rotations, which are too slow for more."""
 
 MOST_DIRECTIONS = 64
 """Most directions of a synopsis with second moments."""
 
 BLIND_DIRECTIONS = 16
 """Most directions of a synopsis without second moments."""
+
+FEWEST_LIVE = 16
+"""Fewest live directions with second moments, clear or not."""
+
+ALL_LIVE_COLUMNS = 32
+"""Most columns that are all live."""
+
+ALL_LIVE_SIGNAL = 32.0
+"""Signal s from which all directions are live, if they are as many as the columns."""
+
+MANY_CLUSTERS = 0.5
+"""Clusters per column from which all directions are live, up to `MOST_ROTATED` columns."""
 
 ANY_CLUSTERS = 1, 20
 """Fewest and most clusters of a run whose user gives no number."""
@@ -141,6 +165,9 @@ LEAST_REST = 0.02
 
 LEAST_VARIANCE = 1e-7
 """Least variance of a direction."""
+
+UNUSED_VARIANCE = 1e-9
+"""Variance of a direction that is not live, which nothing is projected on."""
 
 HEAVY_PART = 0.2
 """Fraction of the first model's records that are spread more widely."""
@@ -236,6 +263,9 @@ DRIFT = 0.3
 
 DRIFT_DECAY = 0.7
 """Factor of this variance after each round."""
+
+LEAST_BESIDE = 1e-3
+"""Least scale of the doubts beside the live directions, which moves teach."""
 
 # -------------------------------------------------- "Where clients did not answer"
 

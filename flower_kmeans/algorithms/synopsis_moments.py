@@ -13,6 +13,7 @@ from flower_kmeans.algorithms.layout import Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
+from flower_kmeans.algorithms.numerics.eigenspace import leading
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import normals
@@ -26,9 +27,11 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_REST,
     LEAST_VARIANCE,
     MOST_NORM_NOISE,
+    MOST_ROTATED,
     NOISE_NORM,
     PRIOR_NORM,
     PRIOR_SPREAD,
+    UNUSED_VARIANCE,
 )
 from flower_kmeans.algorithms.synopsis_mixture import prior
 from flower_kmeans.algorithms.synopsis_state import (
@@ -118,6 +121,7 @@ class MomentsStage:
     def _clear_directions(self, found: NoisySum, flags: IntArray) -> Directions:
         """Return the leading eigenvectors of noisy second moments, with their variances.
 
+        Those after the first that exceed the noise, and after the fewest, are not live.
         ``flags`` note whether no direction exceeds the noise.
         """
         d = self.setting.n_features
@@ -130,13 +134,29 @@ class MomentsStage:
         n = self._n_records(total, found.answered)
         of_total = noise * math.sqrt(d)
         norm = mean_norm(total / n, of_total / n)
-        vectors, values = eigenvectors(moments / n)
         edge = math.sqrt(2 * d) * noise / n
+        vectors, values = self._eigenvectors(moments / n, edge)
         variances, n_clear = spectrum(values, edge, norm)
-        # With p = d any directions span all columns, so no note is needed.
-        leaves_some_out = self.setting.n_beside > 0
-        flags[Note.NO_SIGNAL] = n_clear == 0 and leaves_some_out
-        return self._directions(vectors, variances)
+        p = self.setting.n_directions
+        n_live = min(p, max(n_clear, self.setting.fewest_live))
+        # If d directions are live, they span all columns, so no note is needed.
+        flags[Note.NO_SIGNAL] = n_clear == 0 and n_live < d
+        return self._directions(vectors, variances, n_live)
+
+    def _eigenvectors(
+        self, moments: FloatArray, edge: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return p or more leading eigenvectors, (d, >= p), and d eigenvalues.
+
+        In many columns only p of them are computed, and the other eigenvalues are 0.
+        """
+        d = self.setting.n_features
+        if d <= MOST_ROTATED:
+            return eigenvectors(moments)
+        p = self.setting.n_directions
+        vectors, values = leading(moments, p, edge)
+        others = np.zeros(d - p)
+        return vectors, np.concatenate([values, others])
 
     def _random_directions(
         self, found: NoisySum, flags: IntArray, source: np.random.Philox
@@ -160,14 +180,19 @@ class MomentsStage:
             flags[Note.BLIND] = True
             words = random_words(source, d * p)
             vectors = orthonormal(normals(words).reshape(d, p))
-        return self._directions(vectors, variances)
+        return self._directions(vectors, variances, p)
 
-    def _directions(self, vectors: FloatArray, variances: FloatArray) -> Directions:
-        """Return the first p vectors as directions, with the variances, (d,), of all."""
+    def _directions(
+        self, vectors: FloatArray, variances: FloatArray, n_live: int
+    ) -> Directions:
+        """Return the first vectors as live directions, with the variances, (d,), of all."""
         p = self.setting.n_directions
         matrix = self.setting.projection.matrix(vectors[:, :p])
-        rest = math.fsum(variances[p:])
-        return Directions(matrix, variances[:p], rest)
+        matrix[:, n_live:] = 0
+        along = variances[:p].copy()
+        along[n_live:] = UNUSED_VARIANCE
+        rest = math.fsum(variances[n_live:])
+        return Directions(matrix, along, rest)
 
     def _n_records(self, total: float, answered: float) -> float:
         """Return the planned records of the clients that answered.

@@ -6,6 +6,7 @@ on sizes, clusters are power cells.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
     DRIFT,
     DRIFT_DECAY,
+    LEAST_BESIDE,
     LEAST_RADIUS2,
     MOVE_BITS,
     SMALLEST,
@@ -38,6 +40,7 @@ from flower_kmeans.algorithms.synopsis_sizes import (
 )
 from flower_kmeans.algorithms.synopsis_state import (
     Clusters,
+    Directions,
     NamedIntegers,
     NoisySum,
     Note,
@@ -49,6 +52,21 @@ from flower_kmeans.data.domain import GridRecords, row_sums
 from flower_kmeans.threads import single_threaded_blas
 
 
+class Residuals(NamedTuple):
+    """The mean residuals of a round's clusters.
+
+    Attributes
+    ----------
+    means : array of float64, (k, d)
+        Noisy mean residuals, in D. They may be longer than the radius.
+    errors : array of float64, (k,)
+        Variance of the noise of each mean in every column, in D^2.
+    """
+
+    means: FloatArray
+    errors: FloatArray
+
+
 @dataclass(frozen=True, eq=False)
 class RefinementStage:
     """A refinement round."""
@@ -58,6 +76,8 @@ class RefinementStage:
     """Number of the round among the refinement rounds, from 1."""
     follows_counts: bool
     """Whether the round before has counts with the same clip."""
+    learns_beside: bool
+    """Whether moves teach the doubts beside the live directions, which are then clear ones."""
     power_cells: PowerCells | None
     """The power cells, in runs with bounds on sizes."""
 
@@ -117,7 +137,12 @@ class RefinementStage:
 
         least = max(noise, MIN_COUNT)
         sizes = np.maximum(counts, least)
-        moves, doubts = self._moves(clusters, found, sizes, before["projection"])
+        residuals = self._residuals(clusters, found, sizes)
+        directions = Directions.read(before)
+        scale = self._scale_beside(clusters, residuals, directions, ~missing)
+        clusters = clusters.with_doubts_beside(scale)
+        spread = spread.with_variance_beside(scale)
+        moves, doubts = self._moves(clusters, residuals, directions.projection)
         moves[missing] = 0.0
         doubts[missing] = clusters.doubts[missing]
         counts = np.where(missing, clusters.counts, counts)
@@ -132,14 +157,45 @@ class RefinementStage:
             radius=self.setting.radius(mean_square),
         )
         sized = self._sized(before, found, moved, missing)
-        return {**sized, **moved.to_arrays(q)}
+        return {**sized, **spread.to_arrays(), **moved.to_arrays(q)}
 
-    def _moves(
+    def _residuals(
+        self, clusters: Clusters, found: NoisySum, sizes: FloatArray
+    ) -> Residuals:
+        """Return the mean residual of each cluster, with its noise."""
+        radius = clusters.radius / self.setting.longest
+        deviations = radius * found.noise(SUMS) / sizes
+        return Residuals(
+            means=radius * found.values(SUMS) / sizes[:, None],
+            errors=deviations * deviations,
+        )
+
+    def _scale_beside(
         self,
         clusters: Clusters,
-        found: NoisySum,
-        sizes: FloatArray,
-        projection: IntArray,
+        residuals: Residuals,
+        directions: Directions,
+        counted: BoolArray,
+    ) -> float:
+        """Return the scale of all doubts beside the live directions, by this round's moves.
+
+        ``counted``, (k,), says which moves count.
+        """
+        if not self.learns_beside:
+            return 1.0
+        q = self.setting.fraction_bits
+        squares = squares_beside(residuals.means, directions.projection, q)
+        # If d directions are live, there are no columns to learn from, and it is 1.
+        return learned_scale(
+            squares,
+            clusters.doubts[:, -1],
+            residuals.errors,
+            directions.n_beside,
+            counted,
+        )
+
+    def _moves(
+        self, clusters: Clusters, residuals: Residuals, projection: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return the moves of centroids, (k, d), in D, and the remaining doubts, (k, p + 1).
 
@@ -148,11 +204,8 @@ class RefinementStage:
         """
         q = self.setting.fraction_bits
         radius = clusters.radius / self.setting.longest
-        sums = found.values(SUMS)
-        means = clip_rows(radius * sums / sizes[:, None], radius)
-        deviations = radius * found.noise(SUMS) / sizes
-        errors = deviations * deviations
-        moves, doubts = weighed(means, clusters.doubts, errors, projection, q)
+        means = clip_rows(residuals.means, radius)
+        moves, doubts = weighed(means, clusters.doubts, residuals.errors, projection, q)
         return continued(moves, clusters.moves), doubts
 
     def _mean_square(
@@ -228,6 +281,56 @@ def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
     return np.asarray(moves + cosines[:, None] * before)
 
 
+def squares_beside(moves: FloatArray, directions: IntArray, bits: int) -> FloatArray:
+    """Return the squared lengths of moves, (k,), orthogonal to directions.
+
+    Moves, (k, d), may be longer than 1. ``directions`` and ``bits`` are those of
+    `weighed`.
+    """
+    short = clip_rows(moves, 1.0)
+    along = _product(short, directions, bits)
+    beside = np.maximum(row_sums(short * short) - row_sums(along * along), 0.0)
+    # A move that was shortened has the length 1.
+    squares = np.maximum(row_sums(moves * moves), 1.0)
+    return np.asarray(beside * squares)
+
+
+def learned_scale(
+    squares: FloatArray,
+    doubts: FloatArray,
+    errors: FloatArray,
+    n_beside: int,
+    counted: BoolArray,
+) -> float:
+    """Return the scale s with which s P + R is the mean square of moves in a direction.
+
+    It is weighted least squares, with weights 1 / (P + R)^2, and with the expectation
+    that s is 1 within 1. Where nothing can be learned, it is 1.
+
+    Parameters
+    ----------
+    squares : array of float64, (k,)
+        Squared lengths of the moves in ``n_beside`` orthogonal directions, in D^2.
+    doubts : array of float64, (k,)
+        P, the expected square of a true move in each of these directions.
+    errors : array of float64, (k,)
+        R, the variance of its noise.
+    n_beside : int
+        Number of the directions.
+    counted : array of bool, (k,)
+        Whether a move counts.
+    """
+    both = doubts + errors + SMALLEST * SMALLEST
+    weights = np.where(counted, 1 / (both * both), 0.0)
+    information = n_beside / 2 * math.fsum(weights * doubts * doubts)
+    excess = squares - n_beside * errors
+    if n_beside == 0:
+        # Then squares are roundings.
+        excess = np.zeros_like(squares)
+    seen = math.fsum(weights * doubts * excess) / 2
+    return max((1 + seen) / (1 + information), LEAST_BESIDE)
+
+
 def weighed(
     moves: FloatArray,
     doubts: FloatArray,
@@ -246,11 +349,11 @@ def weighed(
         Moves in D, no longer than 1.
     doubts : array of float64, (k, p + 1)
         P, the expected squares of the true moves: along each direction, and in every
-        direction orthogonal to them.
+        direction orthogonal to the live ones.
     errors : array of float64, (k,)
         R, the variance of the noise in every direction.
     directions : array of int64, (d, p)
-        Orthonormal columns, with ``bits`` fractional bits.
+        Orthonormal columns, with ``bits`` fractional bits, or zeros.
     bits : int
         Fractional bits of the directions.
     """

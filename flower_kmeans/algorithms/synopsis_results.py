@@ -52,7 +52,7 @@ class SynopsisMixture:
 
     @property
     def n_directions(self) -> int:
-        """Number of directions along which each part has its own width."""
+        """Largest number of directions along which each part has its own width."""
         return self.setting.n_directions
 
     def learned(
@@ -64,19 +64,20 @@ class SynopsisMixture:
         setting = self.setting
         found = Parts.read(state.arrays).mixture()
         directions = Directions.read(state.arrays)
+        live = slice(directions.n_live)
         # The state's columns are rounded to a grid, so the nearest orthonormal ones are taken.
-        columns = scaled(directions.projection, setting.fraction_bits)
+        columns = scaled(directions.projection[:, live], setting.fraction_bits)
         left, _, right = np.linalg.svd(columns, full_matrices=False)
 
         longest = setting.longest * setting.unit
         there = found.weights > 0
-        scales = np.maximum(found.scales[there], math.sqrt(SMALLEST))
-        rest = max(directions.beside(setting.n_beside), SMALLEST)
+        scales = np.maximum(found.scales[there, live], math.sqrt(SMALLEST))
+        rest = max(directions.beside, SMALLEST)
         radii = state.arrays["radii"][there]
         count, total, slack = self.noise
         return ReleasedMixture(
             weights=found.weights[there],
-            means=found.means[there] * longest,
+            means=found.means[there, live] * longest,
             scales=scales * longest,
             directions=left @ right,
             rest=rest * longest * longest,

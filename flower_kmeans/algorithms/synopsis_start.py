@@ -99,10 +99,10 @@ class Start:
         radii of the cells, in D.
         """
         numbers = range(fewest_clusters, self.setting.n_clusters + 1)
-        n_beside = self.setting.n_beside
         found = choice.selections(mixture, numbers, self.setting.seed)
-        beside = directions.beside(n_beside)
-        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
+        costs = choice.costs_of(
+            mixture, found, radii, noise, directions.beside, directions.n_beside
+        )
         most = choice.most_suggested(mixture.weights, noise.counts)
         chosen = choice.suggested(numbers, costs, most)
         padded = choice.padded(found, chosen - fewest_clusters)
@@ -145,8 +145,8 @@ class Start:
         """Return the arrays of the first clusters, and of the spread around them."""
         centroids = self._centroids(found, directions)
         first = math.fsum(found.within) + directions.rest
-        beside = directions.beside(self.setting.n_beside)
-        # The last entry stands for every direction that the projection leaves out.
+        beside = directions.beside
+        # The last entry stands for every direction orthogonal to the live ones.
         within = np.append(found.within, beside)
         of_others = np.full((len(centroids), 1), beside)
         doubts = np.hstack([found.doubts, of_others])

@@ -24,11 +24,16 @@ from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
 from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_constants import (
+    ALL_LIVE_COLUMNS,
+    ALL_LIVE_SIGNAL,
     FACTOR_GROWTH,
     FACTOR_START,
+    FEWEST_LIVE,
     LEAST_FACTOR,
     LEAST_SIGNAL,
+    MANY_CLUSTERS,
     MOST_FACTOR,
+    MOST_ROTATED,
     MOST_SIGNAL,
     RADIUS_FACTOR,
     REAL_BITS,
@@ -145,7 +150,7 @@ class Setting:
     n_directions: int
     """p, the number of directions of the synopsis."""
     strength: float
-    """S, the strength of all rounds except those for sizes. It is infinite without noise."""
+    """S, the strength of the rounds after the first. It is infinite without noise."""
     n_records: float
     """N, the planned number of records, or infinity if there is none."""
     seed: int
@@ -176,9 +181,18 @@ class Setting:
         return 2.0 ** (self.fraction_bits - self.projection.exponent) / self.longest
 
     @property
-    def n_beside(self) -> int:
-        """Number of directions that the synopsis leaves out."""
-        return self.n_features - self.n_directions
+    def fewest_live(self) -> int:
+        """Fewest directions that are live, also if fewer exceed the noise."""
+        d = self.n_features
+        p = self.n_directions
+        if d <= ALL_LIVE_COLUMNS:
+            return p
+        signal = self.strength / (self.n_clusters * math.sqrt(d))
+        if d <= MOST_ROTATED and self.n_clusters >= MANY_CLUSTERS * d:
+            return p
+        if p == d and signal >= ALL_LIVE_SIGNAL:
+            return p
+        return min(p, FEWEST_LIVE)
 
     @property
     def factor(self) -> float:
@@ -213,15 +227,18 @@ class Setting:
 class Directions(NamedTuple):
     """The directions of the synopsis, which round 1 finds ("Second moments").
 
+    The first of them are live. The others are zeros, so that no shape depends on how
+    many are live.
+
     Attributes
     ----------
     projection : array of int64, (d, p)
-        Orthonormal columns, with q fractional bits.
+        Orthonormal columns, with q fractional bits, or zeros.
     variances : array of float64, (p,)
         Variance of the records along each direction, in D^2. A state calls it
         ``prior``.
     rest : float
-        Variance in all other directions together, in D^2.
+        Variance in all directions that are not live together, in D^2.
     """
 
     projection: IntArray
@@ -245,9 +262,20 @@ class Directions(NamedTuple):
             "rest": stored(self.rest),
         }
 
-    def beside(self, n_beside: int) -> float:
-        """Return the variance in each direction that the synopsis leaves out, in D^2."""
-        return self.rest / max(n_beside, 1)
+    @property
+    def n_live(self) -> int:
+        """Number of live directions."""
+        return int(np.count_nonzero(self.projection.any(axis=0)))
+
+    @property
+    def n_beside(self) -> int:
+        """Number of directions that are orthogonal to the live ones."""
+        return len(self.projection) - self.n_live
+
+    @property
+    def beside(self) -> float:
+        """Variance in each direction that is orthogonal to the live ones, in D^2."""
+        return self.rest / max(self.n_beside, 1)
 
 
 class CountedCells(NamedTuple):
@@ -303,7 +331,7 @@ class Spread(NamedTuple):
     ----------
     within : array of float64, (p + 1,)
         Variance of the mixture's records around the centroids by direction, in D^2. The
-        last entry is for every direction that the synopsis leaves out.
+        last entry is for every direction that is orthogonal to the live ones.
     first : float
         Mean squared distance of the records to the centroids, in D^2.
     """
@@ -320,6 +348,12 @@ class Spread(NamedTuple):
         """Return the arrays of a state."""
         return {"within": stored(self.within), "first": stored(self.first)}
 
+    def with_variance_beside(self, scale: float) -> Self:
+        """Return it with the variance beside the live directions times a scale."""
+        within = self.within.copy()
+        within[-1] *= scale
+        return self._replace(within=within)
+
 
 class Clusters(NamedTuple):
     """The clusters between two refinement rounds ("Refinement").
@@ -334,7 +368,7 @@ class Clusters(NamedTuple):
         The last moves, in D.
     doubts : array of float64, (k, p + 1)
         Expected square of each centroid's remaining error, in D^2: along each
-        direction, and in every direction orthogonal to them.
+        direction, and in every direction orthogonal to the live ones.
     mean_square : float
         Mean squared distance of the records to their centroids, in D^2.
     radius : int
@@ -370,6 +404,12 @@ class Clusters(NamedTuple):
             "mean_square": stored(self.mean_square),
             "radius": np.array([self.radius], dtype=np.int64),
         }
+
+    def with_doubts_beside(self, scale: float) -> Self:
+        """Return them with the doubts beside the live directions times a scale."""
+        doubts = self.doubts.copy()
+        doubts[:, -1] *= scale
+        return self._replace(doubts=doubts)
 
 
 def stored(values: FloatArray | float) -> IntArray:

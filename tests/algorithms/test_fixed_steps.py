@@ -76,6 +76,7 @@ TAKE_LONG = (
     "hdpe-means",
     "pe-means-exact",
     "synopsis-blind",
+    "synopsis-embeddings",
     "synopsis-exact",
     "synopsis-sized",
     "synopsis-strong",

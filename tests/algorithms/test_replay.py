@@ -56,7 +56,8 @@ def with_ranges(*parameters, **options) -> Algorithm:
 
 
 WIDE = Box([-9] * 6, [9] * 6, tighten=0.1)
-PURE, BALLS = PrivacyBudget(None), {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130)}
+PURE = PrivacyBudget(None)
+BALLS = {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130, 160)}
 TWICE = {"assignment": "e-exclusive", "max_contribution": 2, "min_size": 300}
 
 
@@ -81,7 +82,12 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "vertical": partial(VerticalAlgorithm.planned, 5, BOX, BUDGET, n_records=N),
     "synopsis": partial(synopsis, 5, BOX, BUDGET, n_records=N),
     "synopsis-wide": partial(synopsis, 3, BALLS[70], PrivacyBudget(4.0), n_records=N),
-    "synopsis-blind": partial(synopsis, 3, BALLS[130], BUDGET, n_records=N),
+    "synopsis-embeddings": partial(
+        synopsis, 3, BALLS[160], PrivacyBudget(4.0), n_records=N
+    ),
+    "synopsis-blind": partial(
+        synopsis, 3, BALLS[130], PrivacyBudget(0.1, 1e-6), n_records=N
+    ),
     "synopsis-clients": partial(
         synopsis, 3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7
     ),
@@ -150,8 +156,9 @@ DIGESTS = {
     "hdpe-means": "4d7c3c3d1e3007f24ece2622a26a0195",
     "vertical": "ff66b4f5e72a6ab144fa0b46bf1cd1d4",
     "synopsis": "d0df938329b0a10225fc9d0b941f1645",
-    "synopsis-wide": "244dbef5a81a5f2ebffe06fa3144c2ed",
-    "synopsis-blind": "9385cc8bfbd1689989cbccb001ecf1c0",
+    "synopsis-wide": "4f4cb6e66267b84ad2b62e30a238d0f8",
+    "synopsis-embeddings": "5b90d869c0543ac373de8c60a840c4e5",
+    "synopsis-blind": "25137754cf096de5a3c7084460b33087",
     "synopsis-clients": "24a45502c5e4059f8345c1434cca64b3",
     "synopsis-sized": "f5b45180b42c45f5a79fc7426d3256f1",
     "synopsis-sized-exact": "742d47ce69172a5ce755413b64576bb7",
@@ -195,7 +202,12 @@ def digest(name: str) -> str:
     return found.hexdigest()[:32]
 
 
-TAKE_LONG = ("synopsis-sized", "synopsis-sized-exact", "synopsis-wide")
+TAKE_LONG = (
+    "synopsis-embeddings",
+    "synopsis-sized",
+    "synopsis-sized-exact",
+    "synopsis-wide",
+)
 
 
 def test_every_replayable_algorithm_is_here():

@@ -8,7 +8,12 @@ import pytest
 from flower_kmeans.algorithms import State, SynopsisAlgorithm
 from flower_kmeans.algorithms.synopsis_absence import absent
 from flower_kmeans.algorithms.synopsis_constants import REAL_BITS
-from flower_kmeans.algorithms.synopsis_refinement import continued, weighed
+from flower_kmeans.algorithms.synopsis_refinement import (
+    continued,
+    learned_scale,
+    squares_beside,
+    weighed,
+)
 from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.metrics import inertia, matched_centroid_error
@@ -174,6 +179,8 @@ REFINED = {
     "moves": np.zeros((2, 2)),
     "counts": np.array([1000.0, 2000.0]),
     "projection": 2**16 * np.eye(2, dtype=np.int64),
+    "prior": np.array([0.04, 0.01]),
+    "rest": np.array([0.0]),
     "within": np.array([0.01, 0.01, 0.0]),
     # So large that noise explains nothing of a move.
     "doubts": np.array([[1e3, 1e3, 0.0]] * 2),
@@ -449,3 +456,142 @@ def test_few_records_of_many_columns_make_a_run():
     state = run_of(algorithm, [records], Stream.from_key(bytes(32)))
     assert np.isfinite(algorithm.centroids(state)).all()
     assert WARNINGS[Note.BLIND] in algorithm.warnings(state)
+
+
+# ----------------------------------------------------------------- live directions
+
+
+def moments_of(values, d):
+    """Words of second moments with given leading diagonal entries, and zeros elsewhere."""
+    words = np.zeros(d * (d + 1) // 2)
+    words[: len(values)] = values
+    return {"moments": words}
+
+
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(("n_clear", "n_live"), [(3, 16), (20, 20), (130, 64)])
+def test_directions_below_the_noise_are_left_out(n_clear, n_live):
+    d = 140
+    algorithm = build(Ball(1.0, [0.0] * d), 2, n_records=10**5)
+    assert (algorithm.schedule.moments, algorithm.schedule.n_directions) == (True, 64)
+    values = 300.0 + np.arange(n_clear)
+    state = after(algorithm, 1, moments_of(values, d))
+    projection = state.arrays["projection"] / 2**16
+    np.testing.assert_allclose(
+        projection.T @ projection, np.diag(np.arange(64) < n_live), atol=1e-3
+    )
+    variances = real(state, "prior")
+    assert (variances[:n_live] > 1e-6).all()
+    np.testing.assert_allclose(variances[n_live:], 1e-9, rtol=1e-6)
+    total = variances[:n_live].sum() + real(state, "rest")[0]
+    assert total == pytest.approx(values.sum() / 1e5, rel=0.05)
+    # The leading eigenvectors are the first columns of the records.
+    if n_clear <= 64:
+        inside = np.square(projection[:n_clear, :n_clear]).sum()
+        assert inside == pytest.approx(n_clear, abs=1e-2)
+    assert algorithm.warnings(state) == ()
+
+
+@pytest.mark.claim("guarantees", "22")
+def test_a_released_mixture_has_only_the_live_directions():
+    d = 140
+    algorithm = build(Ball(1.0, [0.0] * d), 2, EXACT, n_records=2000)
+    records = RNG(0).normal(size=(2000, d)) * 0.02
+    records[:, 0] += np.where(np.arange(2000) % 2, 0.4, -0.4)
+    state = run_of(algorithm, [records])
+    whole = algorithm.mixture.learned(state)
+    assert whole.directions.shape == (d, 64)
+    state.arrays["projection"][:, 16:] = 0
+    mixture = algorithm.mixture.learned(state)
+    assert mixture.directions.shape == (d, 16)
+    assert mixture.means.shape[1] == mixture.scales.shape[1] == 16
+    np.testing.assert_allclose(
+        mixture.directions.T @ mixture.directions, np.eye(16), atol=1e-9
+    )
+    assert mixture.rest == pytest.approx(whole.rest * (d - 64) / (d - 16))
+
+
+# ----------------------------------------------------------------- doubts beside them
+
+
+def test_the_scale_of_doubts_is_learned_from_many_moves():
+    """Moves of k centroids in m columns have the variance s P + R in each of them."""
+    rng, k, m = RNG(4), 20, 600
+    doubts = rng.uniform(0.5, 2.0, k) * 1e-3
+    errors = rng.uniform(0.5, 2.0, k) * 1e-4
+    every = np.ones(k, dtype=bool)
+    for scale in (0.02, 0.5, 1.0, 3.0):
+        deviations = np.sqrt(scale * doubts + errors)
+        moves = rng.normal(size=(k, m)) * deviations[:, None]
+        squares = np.square(moves).sum(axis=1)
+        found = learned_scale(squares, doubts, errors, m, every)
+        assert found == pytest.approx(scale, abs=0.01 + 0.05 * scale)
+        # Clusters that are held teach nothing.
+        squares[3] = 1e9
+        without = learned_scale(squares, doubts, errors, m, np.arange(k) != 3)
+        assert without == pytest.approx(scale, abs=0.01 + 0.05 * scale)
+
+
+def test_where_nothing_can_be_learned_the_scale_is_one():
+    one = np.ones(2)
+    nothing = np.zeros(2, dtype=bool)
+    assert learned_scale(one, one, one, 9, nothing) == 1.0
+    assert learned_scale(one, np.zeros(2), one, 9, ~nothing) == 1.0
+    # Much noise: close to 1.
+    assert learned_scale(9e6 * one, one, 1e6 * one, 9, ~nothing) == pytest.approx(1.0)
+    # Never below a thousandth.
+    assert learned_scale(0 * one, one, 1e-9 * one, 10**6, ~nothing) == 1e-3
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-3, 1.0, 1e6])
+def test_squared_lengths_beside_directions_are_those_of_moves_of_any_length(length):
+    columns = np.linalg.qr(RNG(1).normal(size=(30, 4)))[0]
+    directions = np.rint(columns * 2**16).astype(np.int64)
+    directions[:, 3] = 0
+    moves = RNG(2).normal(size=(5, 30))
+    moves *= length / np.linalg.norm(moves, axis=1, keepdims=True)
+    along = moves @ columns[:, :3]
+    expected = np.square(moves).sum(axis=1) - np.square(along).sum(axis=1)
+    found = squares_beside(moves, directions, 16)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.claim("guarantees", "22")
+def test_doubts_beside_live_directions_follow_the_moves():
+    """Centroids that are right beside the directions are moved less there."""
+    d = 150
+    algorithm = build(Ball(1.0, [0.0] * d), 2, n_records=10**5)
+    noise = algorithm.noise_of(algorithm.n_rounds)["sums"] / 2**16
+    live = np.zeros((d, 64), dtype=np.int64)
+    live[:2, :2] = 2**16 * np.eye(2, dtype=np.int64)
+    before = {
+        "centroids": np.zeros((2, d), dtype=np.int64),
+        "radius": np.array([2**15]),
+        "first": np.array([0.5]),
+        "mean_square": np.array([0.5]),
+        "moves": np.zeros((2, d)),
+        "counts": np.array([2e3, 2e3]),
+        "projection": live,
+        "prior": np.full(64, 1e-9),
+        "rest": np.array([0.4]),
+        "within": np.append(np.zeros(64), 0.003),
+        "doubts": np.hstack([np.full((2, 64), 1e-3), np.full((2, 1), 1e-3)]),
+    }
+    rng = RNG(7)
+    sums = rng.normal(size=(2, d)) * noise
+    state = after(
+        algorithm, algorithm.n_rounds, {"sums": sums, "counts": [2e3] * 2}, before
+    )
+    error = (0.5 * noise / 2e3) ** 2
+    # Nothing but noise was seen there: the doubts are a hundredth of what they were.
+    assert (real(state, "doubts")[:, -1] < 0.6 * error).all()
+    assert real(state, "within")[-1] < 0.01 * 0.003
+    moved = real(state, "moves")[:, 2:]
+    raw = 0.5 * sums[:, 2:] / 2e3
+    assert np.square(moved).sum() < 0.3 * np.square(raw).sum()
+    # Without second moments, and so with random directions, nothing is learned.
+    blind = replace(algorithm, schedule=replace(algorithm.schedule, moments=False))
+    other = after(blind, blind.n_rounds, {"sums": sums, "counts": [2e3] * 2}, before)
+    assert real(other, "within")[-1] == pytest.approx(0.003)
+    kept = real(other, "moves")[:, 2:]
+    assert np.square(kept).sum() > 0.8 * np.square(raw).sum()

@@ -54,10 +54,21 @@ BY_HAND = {
     # f = 1/(1 + 16^0.2) = 1/2.7411 = 0.36482, and the round has 0.55/8^1/4 = 0.32703.
     # 500 sqrt(0.32703 * 0.36482) = 172.7 cells.
     "64 directions": ((500, 40, 64), (True, 64, (172,), 0.36482)),
-    # More than 128 columns: no second moments, and p = 16. c = 100/(10 * 4) = 2.5: one
-    # round. f = 1/(1 + 4^0.2) = 1/2.31951 = 0.43113, and 0.55/32^1/4 = 0.231 is less
-    # than 0.30. 100 sqrt(0.30 * 0.43113) = 35.96 cells.
+    # sqrt(512) = 22.6 is not below 0.35 sqrt(0.35) 100 = 20.7: no second moments, and
+    # p = 16. c = 100/(10 * 4) = 2.5: one round. f = 1/(1 + 4^0.2) = 1/2.31951 =
+    # 0.43113, and 0.55/32^1/4 = 0.231 is less than 0.30. 100 sqrt(0.30 * 0.43113) =
+    # 35.96 cells.
     "many columns": ((100, 10, 256), (False, 16, (35,), 0.43113)),
+    # 22.6 is below 41.4, and moments have 512/(0.01 200)^2 = 128 of mu^2, so 0.35. The
+    # rest has 0.65/0.92 of the signal's square: 168.1. c = 4.2, and 168.1 sqrt(0.30 *
+    # 0.36482) = 55.6, but at most 5k = 50.
+    "moments of many columns": ((200, 10, 256), (True, 64, (50,), 0.36482)),
+    # 512/(0.01 5000)^2 = 0.2048. c = 5000 sqrt(0.7952/0.92)/(100 * 4) = 11.6: two
+    # rounds, with 0.12 and 0.18. 4648 sqrt(0.12 * 0.36482) = 972 cells are too many.
+    "a clear signal in many columns": (
+        (5000, 100, 256),
+        (True, 64, (500, 500), 0.36482),
+    ),
 }
 
 
@@ -76,21 +87,24 @@ def test_the_schedule_is_that_of_the_recipe(case):
     assert found.signal == signal
 
 
-@pytest.mark.parametrize("d", [1, 17, 128, 129])
+@pytest.mark.parametrize("d", [1, 17, 128, 129, 2048, 2049])
 def test_a_stronger_signal_buys_more_of_everything(d):
     """More rounds and cells, and second moments; for any number of clusters, within the limits."""
     for k in (1, 4, 64):
         schedules = [
             Schedule.of(signal, k, d) for signal in np.geomspace(0.5, 1e5, 60).tolist()
         ]
-        rounds = [found.n_rounds for found in schedules]
-        assert rounds == sorted(rounds)
-        assert {rounds[0], rounds[-1]} == {6, 8}
-        n_cells = [sum(found.cells) for found in schedules]
-        assert n_cells == sorted(n_cells)
         moments = [found.moments for found in schedules]
         assert moments == sorted(moments)
-        assert (moments[0], moments[-1]) == (False, d <= 128)
+        assert (moments[0], moments[-1]) == (False, d <= 2048)
+        # Second moments of many columns cost a part of what cells had before.
+        for has_moments in {*moments} if d > 128 else {None}:
+            alike = [x for x in schedules if has_moments in (None, x.moments)]
+            rounds = [found.n_rounds for found in alike]
+            assert rounds == sorted(rounds)
+            n_cells = [sum(found.cells) for found in alike]
+            assert n_cells == sorted(n_cells)
+        assert {schedules[0].n_rounds, schedules[-1].n_rounds} == {6, 8}
         for found in schedules:
             assert list(found.cells) == sorted(found.cells)
             assert all(2 * k <= number <= 5 * k for number in found.cells)
@@ -125,6 +139,31 @@ def test_the_schedule_follows_from_public_figures():
             == algorithm.schedule.n_rounds
             == len(algorithm.plan().rounds)
         )
+
+
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(
+    ("signal", "moments"), [(200.0, 0.35), (5000.0, 0.2048), (1e5, 0.15), (1.0, None)]
+)
+def test_second_moments_of_many_columns_have_a_larger_share(signal, moments):
+    d = 256
+    schedule = Schedule.of(signal, 5, d)
+    rounds = [schedule.releases(t, d) for t in range(1, schedule.n_rounds + 1)]
+    shares = [{r.name: r.cost**2 for r in releases} for releases in rounds]
+    if moments is None:
+        assert shares[0] == pytest.approx({"norms": 0.08})
+        moments = 0.08
+    else:
+        assert shares[0] == pytest.approx({"moments": moments})
+    # The others keep their proportions.
+    left = (1 - moments) / 0.92
+    n_synopses = len(schedule.cells)
+    synopses = shares[1 : 1 + n_synopses]
+    assert sum(sum(s.values()) for s in synopses) == pytest.approx(0.30 * left)
+    for found in shares[1 + n_synopses :]:
+        assert sum(found.values()) == pytest.approx(0.62 * left / 4)
+    assert sum(sum(found.values()) for found in shares) == pytest.approx(1, rel=1e-12)
+    assert schedule.strength(d) == pytest.approx(signal * math.sqrt(left))
 
 
 @pytest.mark.claim("guarantees", "22")
@@ -163,7 +202,7 @@ def test_sizes_have_a_tenth_of_the_plan_and_the_rest_its_proportions(signal, d):
     assert schedule.signal == signal
     alone = replace(Schedule.of(signal * math.sqrt(0.9), 5, d), signal=signal)
     assert schedule.n_rounds == alone.n_rounds + 4
-    assert schedule.strength == pytest.approx(signal * math.sqrt(0.9))
+    assert schedule.strength(d) == pytest.approx(signal * math.sqrt(0.9))
     for t in range(1, schedule.n_rounds + 1):
         found = {r.name: r.cost**2 for r in schedule.releases(t, d)}
         assert schedule.is_sizing(t) == (t > alone.n_rounds)
@@ -247,12 +286,12 @@ def test_the_largest_schedule_that_a_client_follows():
     assert read(4, cells=[6] * 8, n_refinements=32).n_rounds == 41
     assert read(4, cells=[1], n_refinements=1).n_rounds == 3
     assert read(100, n_directions=64).n_directions == 64
-    assert read(128).moments
+    assert read(2048).moments
     for d, change in (
         (100, {"count_share": real_to_text(1.0)}),
         (100, {"n_directions": 65}),
         (4, {"n_directions": 5}),
-        (129, {}),
+        (2049, {}),
     ):
         with pytest.raises(ConfigurationError):
             read(d, **change)

@@ -80,6 +80,46 @@ def test_a_radius_is_a_step_of_the_grid_at_least_and_cuts_no_record_at_most():
     assert setting().radius(0.01) == pytest.approx(factor * 0.1 * 2**Q, abs=1)
 
 
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(
+    ("d", "k", "strength", "live"),
+    [
+        (32, 1, 0.0, 32),
+        # s = S / (k sqrt d) = S / 48 and S / 32
+        (36, 8, 1535.0, 16),
+        (36, 8, 1537.0, 36),
+        (64, 4, 1023.0, 16),
+        (64, 4, 1025.0, 64),
+        (64, 31, 0.0, 16),
+        (64, 32, 0.0, 64),
+        (128, 63, np.inf, 16),
+        (128, 64, 0.0, 64),
+        (130, 70, np.inf, 16),
+        (768, 20, np.inf, 16),
+    ],
+)
+def test_all_directions_are_live_in_few_columns_or_if_they_are_all_columns_and_needed(
+    d, k, strength, live
+):
+    figures = setting(
+        domain=Ball(1.0, [0.0] * d),
+        n_directions=min(d, 64),
+        n_clusters=k,
+        strength=strength,
+    )
+    assert figures.fewest_live == live
+    assert replace(figures, n_directions=5).fewest_live == 5
+
+
+def test_directions_that_are_not_live_are_zeros():
+    columns = integers(4, 3)
+    columns[:, 2] = 0
+    found = Directions(columns, np.array([0.1, 0.1, 1e-9]), rest=0.5)
+    assert (found.n_live, found.n_beside, found.beside) == (2, 2, 0.25)
+    every = Directions(integers(3, 3), np.full(3, 0.1), rest=0.0)
+    assert (every.n_live, every.n_beside, every.beside) == (3, 0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("strength", "factor"), [(0.0, 1.0), (6.0, 1.0), (np.inf, 2.6)]
 )

@@ -10,7 +10,7 @@ import pytest
 import rows
 from harness import run_recorded, stock_start, without_noise
 
-from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, Sphere, simulate
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note
@@ -339,3 +339,64 @@ def test_the_warning_is_for_the_clients_that_a_run_expects(caplog):
     (note,) = strategy.plan.notes
     assert f"{result.size_report.noise:.3g} records" in note
     assert [record.getMessage() for record in caplog.records].count(note) == 1
+
+
+# ----------------------------------------------------------------- embeddings
+
+D = 140
+
+
+def embeddings(n, seed=0):
+    """Unit vectors around five directions in many columns, and these directions."""
+    rng = RNG(seed)
+    centers = np.linalg.qr(rng.normal(size=(D, 5)))[0].T
+    vectors = centers[rng.integers(0, 5, n)] + rng.normal(size=(n, D)) / D**0.5
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), centers
+
+
+def similarity(directions, centroids):
+    lengths = np.linalg.norm(centroids, axis=1)
+    cosines = directions @ (centroids / lengths[:, None]).T
+    return cosines.max(axis=1).min()
+
+
+@pytest.mark.default_cases(
+    "ball-oblivious-server-record", "sphere-trusted-server-record"
+)
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("trust", ["oblivious-server", "trusted-server"])
+@pytest.mark.parametrize("space", ["ball", "sphere"])
+def test_the_directions_of_embeddings_are_found(space, trust, unit):
+    domain = Sphere(D)
+    if space == "ball":
+        domain = Ball(1 + 1e-9, [0.0] * D)
+    n, n_clients = 6000, 3
+    options = {"n_records": n}
+    if unit == "client":
+        n_clients = 400
+        options["clip"] = 4.0
+    vectors, directions = embeddings(n)
+    budget = PrivacyBudget(40.0 if unit == "client" else 4.0, unit=unit)
+    strategy = SynopsisKMeans(
+        5, domain, budget, trust=trust, n_clients=n_clients, **options
+    )
+    assert strategy.algorithm.schedule.moments
+    result = simulate(strategy, np.array_split(vectors, n_clients))
+    found = similarity(directions, result.centroids)
+    assert_within("the least cosine is", found, least=0.9)
+
+
+def test_second_moments_of_many_columns_have_room_for_some_clients_with_shares():
+    """The numbers of the page on known limitations."""
+
+    def plan(d, n_clients):
+        domain = Ball(1.0, [0.0] * d)
+        return SynopsisKMeans(
+            20, domain, PrivacyBudget(1.0), 50_000, n_clients=n_clients
+        )
+
+    for d, n_clients in ((768, 100), (1536, 20)):
+        assert plan(d, n_clients).algorithm.layout(1).n_words == d * (d + 1) // 2
+    for d, n_clients in ((768, 200), (1536, 50)):
+        with pytest.raises(ConfigurationError, match="MiB of shares to relay"):
+            plan(d, n_clients)

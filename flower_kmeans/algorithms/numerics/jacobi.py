@@ -17,6 +17,8 @@ from flower_kmeans.data.domain import row_sums
 _SWEEPS = 9
 # An entry this small, relative to its two diagonal entries, needs no rotation.
 _SMALL = 1e-14
+# The least squared length to divide by. Those of independent columns are longer.
+_TINY = 2.0**-1000
 
 
 def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -49,7 +51,8 @@ def orthonormal(columns: FloatArray) -> FloatArray:
     for _ in range(2):
         for i, row in enumerate(rows):
             square = float(row_sums((row * row)[None])[0])
-            row /= math.sqrt(square)
+            # A dependent column, which nothing is left of, becomes 0.
+            row /= math.sqrt(max(square, _TINY))
             later = rows[i + 1 :]
             products = row_sums(later * row)
             later -= products[:, None] * row

@@ -1,0 +1,250 @@
+"""Embeddings: lost gain of SynopsisKMeans beside FastLloyd on unit vectors of many columns.
+
+    python benchmarks/embeddings.py --data made_16000_384 made_24000_768 --runs 3
+    python benchmarks/embeddings.py --data-dir DIR --data vectors.npy --seed 1000
+    python benchmarks/embeddings.py --data made_24000_768 --client
+    python benchmarks/embeddings.py --data made_24000_768 --trust distributed-noise
+
+made_N_D     N generated vectors of D columns: 40 centres of unequal weight in a spectrum
+             that falls, noise whose spectrum falls, and a part common to all, as models
+             of text have. They are the same in every run.
+NAME.npy     vectors, (n, d), in a file of the folder ``--data-dir``.
+
+Every vector is divided by its length, and the domain is ``Ball(1, 0)``. Records are
+pooled, with the plan's noise as under ``trusted-server``, and delta is N^-1.1. Printed
+are, with standard errors over the runs, the cost over that of k-means, and the lost gain
+
+    (cost - k-means) / (one cluster - k-means),
+
+where k-means is scikit-learn's, the best of ``--starts``. It need not be the optimum.
+
+``--client`` prints instead the processor time and the memory of one of twenty clients
+of SynopsisKMeans under a blind server: its answers and its updates, without noise,
+shares and masks. ``--trust`` prints those of a whole run with twenty clients in one
+process.
+"""
+
+import argparse
+import re
+import resource
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from direct import final_state
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+
+from flower_kmeans import Ball, PrivacyBudget, simulate
+from flower_kmeans.algorithms import (
+    Algorithm,
+    FastLloydAlgorithm,
+    SynopsisAlgorithm,
+)
+from flower_kmeans.algorithms.answers import answer_of, reconstructed
+from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.strategies import SynopsisKMeans
+
+Vectors = NDArray[np.float64]
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "SynopsisKMeans": SynopsisAlgorithm,
+    "FastLloyd": FastLloydAlgorithm,
+}
+# Vectors that are divided by their lengths may be longer than 1 by a rounding.
+RADIUS = 1 + 2.0**-40
+
+_CENTRES = 40
+_NOISE = 1.9  # length of the noise over that of a centre
+_COMMON = 0.9  # length of the common part over that of a centre
+_BLOCK_ROWS = 4096
+_CLIENTS = 20
+_MEGABYTE = 10**6
+
+
+class Reference(NamedTuple):
+    """Mean squared distances without privacy, of all vectors."""
+
+    kmeans: float
+    one_cluster: float
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Return vectors, (n, d), divided by their lengths."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def made(n_vectors: int, n_features: int) -> Vectors:
+    """Return generated unit vectors, (n, d), always the same."""
+    rng = np.random.default_rng(n_features)
+    places = np.arange(n_features)
+    axes, _ = np.linalg.qr(rng.normal(size=(n_features, n_features)))
+    centres = rng.normal(size=(_CENTRES, n_features)) * (places + 5.0) ** -0.75
+    centres /= np.sqrt(np.square(centres).sum(axis=1).mean())
+    spectrum = (places + 11.0) ** -0.45
+    spectrum /= np.sqrt(np.square(spectrum).sum())
+    shares = rng.dirichlet(np.full(_CENTRES, 3.0))
+    labels = rng.choice(_CENTRES, n_vectors, p=shares)
+    noise = _NOISE * spectrum * rng.normal(size=(n_vectors, n_features))
+    vectors = centres[labels] + noise
+    vectors[:, 0] += _COMMON
+    return unit(vectors @ axes.T)
+
+
+def load(name: str, folder: Path) -> Vectors:
+    """Return the unit vectors, (n, d), of a name or of a file in a folder."""
+    sizes = re.fullmatch(r"made_(\d+)_(\d+)", name)
+    if sizes is not None:
+        return made(int(sizes[1]), int(sizes[2]))
+    return unit(np.load(folder / name).astype(np.float64))
+
+
+def cost(vectors: Vectors, centroids: Vectors) -> float:
+    """Return the mean squared distance of vectors to their nearest centroids."""
+    squares = np.square(centroids).sum(axis=1)
+    total = 0.0
+    for start in range(0, len(vectors), _BLOCK_ROWS):
+        block = vectors[start : start + _BLOCK_ROWS]
+        nearest = (squares - 2 * block @ centroids.T).min(axis=1)
+        total += float((np.square(block).sum(axis=1) + nearest).sum())
+    return total / len(vectors)
+
+
+def reference(vectors: Vectors, n_clusters: int, n_starts: int) -> Reference:
+    """Return the costs of k-means and of one cluster. NOT PRIVATE."""
+    found = KMeans(n_clusters, n_init=n_starts, random_state=0).fit(vectors)
+    one = float(np.square(vectors - vectors.mean(axis=0)).sum(axis=1).mean())
+    return Reference(cost(vectors, found.cluster_centers_), one)
+
+
+def run(
+    kind: type[Algorithm], vectors: Vectors, n_clusters: int, epsilon: float, seed: int
+) -> float:
+    """Return the cost of a private run."""
+    n, d = vectors.shape
+    domain = Ball(RADIUS, np.zeros(d))
+    algorithm = kind.planned(
+        n_clusters,
+        domain,
+        PrivacyBudget(epsilon, n**-1.1),
+        n_records=n,
+        seed=seed,
+    )
+    state = final_state(algorithm, domain.counted(vectors), seed)
+    centroids = algorithm.centroids(state)
+    assert centroids is not None
+    return cost(vectors, centroids)
+
+
+def client_part(vectors: Vectors, n_clusters: int) -> str:
+    """Return the time and the memory of one of twenty clients, as text."""
+    n, d = vectors.shape
+    domain = Ball(RADIUS, np.zeros(d))
+    budget = PrivacyBudget(1.0, n**-1.1)
+    algorithm = SynopsisAlgorithm.planned(n_clusters, domain, budget, n_records=n)
+    part = domain.counted(vectors[: n // _CLIENTS])
+    records = GridRecords(part, domain, algorithm.fraction_bits)
+
+    def work() -> None:
+        state = algorithm.initial_state()
+        for number in range(1, algorithm.n_rounds + 1):
+            query = algorithm.query(state)
+            answer = answer_of(algorithm, query, records)
+            # As if all clients had these records.
+            total = _CLIENTS * algorithm.layout(number).flatten(answer)
+            state = algorithm.update(
+                state, reconstructed(algorithm, number, total, 1.0, 1)
+            )
+
+    started = time.process_time()
+    work()
+    seconds = time.process_time() - started
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return f"{seconds:.2f} s, {peak / _MEGABYTE:.0f} MB"
+
+
+def whole_run(vectors: Vectors, n_clusters: int, trust: str) -> str:
+    """Return the time and the memory of a run with twenty clients, as text."""
+    n, d = vectors.shape
+    strategy = SynopsisKMeans(
+        n_clusters,
+        Ball(RADIUS, np.zeros(d)),
+        PrivacyBudget(1.0, n**-1.1),
+        n_records=n,
+        n_clients=_CLIENTS,
+        trust=trust,
+    )
+    started = time.process_time()
+    simulate(strategy, np.array_split(vectors, _CLIENTS))
+    seconds = time.process_time() - started
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"{seconds:.1f} s, {kilobytes / 1024:.0f} MB"
+
+
+def with_error(values: Sequence[float]) -> str:
+    """Return the mean of values with its standard error, as text."""
+    error = np.std(values) / np.sqrt(max(1, len(values) - 1))
+    return f"{np.mean(values):.3f} ± {error:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row for each set, epsilon and strategy."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, default=Path(), help="folder of files")
+    parser.add_argument("--data", nargs="+", default=["made_16000_384"])
+    parser.add_argument("--clusters", type=int, default=20)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 4.0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1000, help="seed of the first run")
+    parser.add_argument("--starts", type=int, default=5, help="starts of k-means")
+    parser.add_argument("--algorithms", nargs="+", default=[*ALGORITHMS])
+    parser.add_argument("--client", action="store_true", help="a client's part")
+    parser.add_argument("--trust", help="time a run under this trust model")
+    options = parser.parse_args(arguments)
+    if options.client or options.trust is not None:
+        for name in options.data:
+            vectors = load(name, options.data_dir)
+            if options.client:
+                print(f"{name}: {client_part(vectors, options.clusters)}")
+            else:
+                found = whole_run(vectors, options.clusters, options.trust)
+                print(f"{name}, {options.trust}: {found}")
+        return
+    print(
+        "| vectors | N | d | epsilon | strategy | lost gain | cost over k-means | n |"
+    )
+    print("|---|--:|--:|--:|---|--:|--:|--:|")
+    for name in options.data:
+        vectors = load(name, options.data_dir)
+        best = reference(vectors, options.clusters, options.starts)
+        for epsilon in options.epsilons:
+            for algorithm in options.algorithms:
+                costs = [
+                    run(
+                        ALGORITHMS[algorithm],
+                        vectors,
+                        options.clusters,
+                        epsilon,
+                        options.seed + number,
+                    )
+                    for number in range(options.runs)
+                ]
+                gain = best.one_cluster - best.kmeans
+                lost = [(found - best.kmeans) / gain for found in costs]
+                ratios = [found / best.kmeans for found in costs]
+                n, d = vectors.shape
+                print(
+                    f"| {name} | {n:,} | {d} | {epsilon:g} | {algorithm} | "
+                    f"{with_error(lost)} | {with_error(ratios)} | {options.runs} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
