@@ -44,6 +44,9 @@ _LOW = 2.0**20
 _SHORT = 1 - 2.0**-20
 # Lengths below this one are those of zeros.
 _TINY = 2.0**-60
+# Largest product of two unit vectors that count as orthogonal. 64 such vectors, made
+# `_SHORT`, lengthen no vector.
+_OVERLAP = 2.0**-27
 
 
 def leading(
@@ -75,14 +78,18 @@ def leading(
     with single_threaded_blas():
         rows = _unit_basis(_start(n_rows, d))
         rows, values = _rotated(rows, integers)
+        lower = -damped
         for number in range(_ROUNDS):
+            # Below the noise are eigenvalues of false sums alone. If they were not damped,
+            # their eigenvectors would fill the block.
+            lower = min(lower, float(values[-1]))
             # The first rows are random, so their least value is one of the noise.
             degree = _FIRST_DEGREE
             upper = max(float(values[-1]), 0.0)
             if number > 0:
                 degree = _DEGREE
                 upper = max(upper, damped)
-            rows = _filtered(rows, integers, -damped, upper, float(values[0]), degree)
+            rows = _filtered(rows, integers, lower, upper, float(values[0]), degree)
             rows, values = _rotated(rows, integers)
     vectors = rows[:n_vectors].T / _SHORT
     return vectors, values[:n_vectors] / scale
@@ -95,10 +102,24 @@ def _start(n_rows: int, d: int) -> FloatArray:
 
 
 def _unit_basis(rows: FloatArray) -> FloatArray:
-    """Return orthogonal rows of length `_SHORT` that span the same."""
+    """Return orthogonal rows of length `_SHORT` that span the same, or zeros."""
     lengths = np.maximum(_lengths(rows), _TINY)
     basis = orthonormal((rows / lengths[:, None]).T)
-    return basis.T * _SHORT
+    return _independent(basis.T) * _SHORT
+
+
+def _independent(rows: FloatArray) -> FloatArray:
+    """Return unit rows, with zeros for those that are not orthogonal to earlier ones.
+
+    Filters can make rows equal but for roundings, if one eigenvalue is far from all
+    others. Columns of their basis could be longer than 1.
+    """
+    found = rows.copy()
+    for i, row in enumerate(found):
+        later = found[i + 1 :]
+        overlaps = np.abs(row_sums(later * row))
+        later *= (overlaps <= _OVERLAP)[:, None]
+    return found
 
 
 def _rotated(rows: FloatArray, integers: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -13,7 +13,7 @@ from flower_kmeans.algorithms.numerics.portable import normals
 from tests.support.processors import environments, outputs, printed
 
 RNG = np.random.default_rng
-DIGEST = "77e89236559262e0eb573c7dd8e750cb"
+DIGEST = "4c340b7b608cef78d6c01533efa7813d"
 
 
 def noisy(d, n_clear, noise):
@@ -71,11 +71,15 @@ HARD = {
     "negative": -np.eye(150),
     "of rank one": np.ones((150, 150)),
     "of rank one, negative": -np.ones((150, 150)),
+    "falling, negative": -np.diag(2.0 ** -np.arange(150.0)),
+    "of blocks, negative": -np.kron(np.eye(15), np.ones((10, 10))),
     "of rank three": np.diag((np.arange(150) < 3) * np.arange(1.0, 151.0)),
 }
 
 
-@pytest.mark.default_cases("edge", "0.01-zero", "0.0-of rank three")
+@pytest.mark.default_cases(
+    "edge", "0.01-zero", "0.0-of rank three", "0.0-of blocks, negative"
+)
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("edge", [0.0, 1e-9, 0.01, 1e9])
 def test_any_matrix_gives_finite_vectors_without_warnings(name, edge):
@@ -83,7 +87,16 @@ def test_any_matrix_gives_finite_vectors_without_warnings(name, edge):
         vectors, values = leading(HARD[name], 64, edge)
     assert np.isfinite(vectors).all()
     assert np.isfinite(values).all()
-    np.testing.assert_array_less(np.linalg.norm(vectors, axis=0), 1 + 1e-9)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(64), atol=1e-9)
+
+
+def test_rows_that_are_not_orthogonal_to_earlier_ones_become_zeros():
+    """So columns of a basis are no longer than 1, however equal rows are."""
+    rows = np.eye(4)[[0, 1, 1, 2, 0]]
+    rows[3, 3] = 2.0**-28
+    found = eigenspace._independent(rows)
+    rows[[2, 4]] = 0.0
+    np.testing.assert_array_equal(found, rows)
 
 
 # ----------------------------------------------------------------- exact products
