@@ -28,7 +28,6 @@ from flower_kmeans.algorithms.feasibility import (
     MAX_WORDS,
     with_capacity,
 )
-from flower_kmeans.algorithms.judged import without_quality
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Layout, Statistic
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
 from flower_kmeans.algorithms.meaning import Meaning
@@ -62,7 +61,7 @@ from flower_kmeans.algorithms.pe_means_population import (
 )
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
-from flower_kmeans.algorithms.tightened import without_ranges
+from flower_kmeans.algorithms.tightened import innermost
 from flower_kmeans.algorithms.weights import planned_total
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -622,7 +621,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
 
 def cautions(algorithm: Algorithm) -> tuple[str, ...]:
     """Return a warning of the plan if noise of a lifted mean exceeds what clusters differ by."""
-    own = without_quality(without_ranges(algorithm))
+    own = innermost(algorithm)
     total = planned_total(own)
     if not isinstance(own, HDPEMeansAlgorithm) or not own.budget.is_private:
         return ()
