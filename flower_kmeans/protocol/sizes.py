@@ -62,7 +62,7 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
 
 def require_sizes(run: Run, n_clients: int) -> None:
     """Require messages within `wire.MAX_MESSAGE`, and a round's relay within `MAX_RELAY`."""
-    ways = "fewer words or fewer clients"
+    ways = "fewer words (fewer columns, clusters or candidates) or fewer clients"
     if run.trust.has_committee:
         ways += ", or trust='oblivious-server', which sends 8 bytes for each word"
     for name, size in planned_sizes(run, n_clients).items():

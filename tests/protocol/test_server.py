@@ -461,7 +461,7 @@ def test_a_run_whose_messages_are_too_long_is_not_planned():
     for trust in SHARED:
         require_sizes(with_words(trust, 80_000), 100)
         with pytest.raises(
-            ConfigurationError, match=r"fewer words.*oblivious-server.*8 bytes"
+            ConfigurationError, match=r"fewer words.*columns.*oblivious-server.*8 bytes"
         ):
             require_sizes(with_words(trust, 80_000), 1000)
         assert planned_sizes(with_words(trust, 80_000), 1000)["relay"] > MAX_RELAY
