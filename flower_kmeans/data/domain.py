@@ -44,12 +44,15 @@ MAX_FRACTION_BITS = 25
 _LARGEST_BOUND = 1e300
 _SMALLEST_WIDTH = 1e-280
 _INNER_LOOP = 4_096  # numbers in one pass of NumPy's inner loop
+_CACHED_NUMBERS = 2**16
 _WEIGHT_BITS = 12  # records count at most 2**12 times
 NUMBER_WEIGHT = 1.0
 # Two levels are as far apart as the middle of a number's range and its end.
 CATEGORY_WEIGHT = 0.5
+# Squares of larger numbers could leave float64's range.
+LARGEST_SCALED = 1e150
 # Squares of a million numbers between 2^-400 and 2^400 add up within float64's range.
-_SAFE_EXPONENT = 400
+SAFE_EXPONENT = 400
 _MOST_COLUMNS = 2**20  # of a sphere: more have no exact squared distances
 _SMALLEST_REACH = 1e-3  # largest scaled coordinate that weights can give
 # Relative. It is far above the effect of the order of additions, or of rounding a
@@ -330,9 +333,11 @@ class Box(_Bounds):
         In a category these are the values that `to_unit` changes. The numbers are
         private.
         """
-        below = np.count_nonzero(records < np.array(self.lower), axis=0)
-        above = np.count_nonzero(records > np.array(self.upper), axis=0)
-        found = np.asarray(below + above, dtype=np.int64)
+        lower = np.array(self.lower)
+        upper = np.array(self.upper)
+        found = np.zeros(self.n_features, dtype=np.int64)
+        for rows in _pieces(records):
+            found += _counts_by_column((rows < lower) | (rows > upper))
         for own in self._blocks:
             is_other = records[:, own] != _levels(records[:, own])
             found[own] = np.count_nonzero(is_other, axis=0)
@@ -580,11 +585,7 @@ class Ball(_Bounds):
 
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Return records, (n, d), moved into the ball, and scaled to the unit ball."""
-        with np.errstate(over="ignore"):
-            unit = (records - self._center) * (1 / self.radius)
-        # Squares must stay finite. A record so far out keeps its direction only
-        # roughly.
-        np.clip(unit, -1e150, 1e150, out=unit)
+        unit = self._before_moving(records)
         # The fast sum finds the records well inside, which are most. Its last bits may
         # depend on the block, so it decides nothing near the sphere.
         fast = squared_norms(unit)
@@ -596,6 +597,14 @@ class Ball(_Bounds):
             unit[outside] /= lengths[:, None]
         return unit
 
+    def _before_moving(self, records: FloatArray) -> FloatArray:
+        """Return records, (n, d), scaled, some of them outside of the unit ball."""
+        with np.errstate(over="ignore"):
+            unit: FloatArray = (records - self._center) * (1 / self.radius)
+        # Squares must stay finite. A record so far out keeps its direction only
+        # roughly.
+        return np.clip(unit, -LARGEST_SCALED, LARGEST_SCALED, out=unit)
+
     def place(self, points: FloatArray) -> FloatArray:
         """Move points (m, d), such as centroids, into the ball, as `to_unit`."""
         return self.to_unit(points)
@@ -605,10 +614,13 @@ class Ball(_Bounds):
 
         The number is private.
         """
-        with np.errstate(over="ignore"):
-            unit = (records - self._center) * (1 / self.radius)
-        np.clip(unit, -1e150, 1e150, out=unit)
-        n_outside = np.count_nonzero(row_sums(unit**2) > 1)
+        n_outside = 0
+        for rows in _pieces(records):
+            unit = self._before_moving(rows)
+            fast = squared_norms(unit)
+            near = np.abs(fast - 1) <= _SLACK  # as in `to_unit`
+            n_outside += int(np.count_nonzero(fast > 1 + _SLACK))
+            n_outside += int(np.count_nonzero(row_sums(unit[near] ** 2) > 1))
         return np.array([n_outside], dtype=np.int64)
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
@@ -689,7 +701,7 @@ class Sphere(_Bounds):
         largest = np.abs(found).max(axis=1)
         # Squares of other numbers could leave float64's range. A power of two changes
         # no digit.
-        is_far = (largest > 2.0**_SAFE_EXPONENT) | (largest < 2.0**-_SAFE_EXPONENT)
+        is_far = (largest > 2.0**SAFE_EXPONENT) | (largest < 2.0**-SAFE_EXPONENT)
         if is_far.any():
             _, exponents = np.frexp(largest[is_far])
             found[is_far] = np.ldexp(found[is_far], -exponents[:, None])
@@ -931,8 +943,8 @@ class GridRecords:
         If the records have another shape.
     """
 
-    # set if the domain is a box of numbers alone and `table` is in the user's units
-    box: Box | None = None
+    # set if `table` is in the user's units and the domain has no categories
+    domain: Domain | None = None
     weights: FloatArray | None = None
     """How often each record counts, (n,), integers up to 2**12; once without weights."""
 
@@ -947,8 +959,8 @@ class GridRecords:
         # float32 stays: readers convert a block at a time to float64, exactly.
         kept = np.float32 if records.dtype == np.float32 else np.float64
         self.table = np.ascontiguousarray(records, dtype=kept)
-        if isinstance(domain, Box) and not domain.categories:
-            self.box = domain
+        if not isinstance(domain, Box) or not domain.categories:
+            self.domain = domain
         self.fraction_bits = int(fraction_bits)
         self._read = _reader_of(domain, self.fraction_bits)
 
@@ -1127,6 +1139,20 @@ def _levels(values: NDArray[Any]) -> FloatArray:
     found = np.zeros(values.shape)
     found[np.arange(len(values)), _nearest_levels(values)] = 1.0
     return found
+
+
+def _pieces(records: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield records, (n, d), in pieces of which a few fit the cache."""
+    step = max(1, _CACHED_NUMBERS // records.shape[1])
+    for start in range(0, len(records), step):
+        yield records[start : start + step]
+
+
+def _counts_by_column(found: BoolArray) -> IntArray:
+    """Return the number of true values in each column of at most 2**24 rows, (d,), int64."""
+    # BLAS adds much faster than `count_nonzero`, and such sums are exact in float32.
+    counts = np.ones(len(found), np.float32) @ found.astype(np.float32)
+    return counts.astype(np.int64)
 
 
 def row_sums(values: FloatArray) -> FloatArray:

@@ -25,8 +25,8 @@ _SMALLEST_DOT = 4.0
 _PROFILE_COLUMNS = 12
 # most characters beside a profile: of a column's name, of a value, and of a level, which
 # its share follows
-_LABEL = 17
-_VALUE = 17
+_LABEL = 16
+_VALUE = 16
 _LEVEL = _VALUE - len(" 100%")
 _PROFILE_CLUSTERS = 20
 # of a category: levels in a cell of the table, and their least share but for the first

@@ -15,6 +15,7 @@ from flower_kmeans.algorithms.pe_means import (
     NO_VOTES,
     NOT_LIFTED,
     WARNINGS,
+    cautions,
 )
 from flower_kmeans.algorithms.pe_means_population import variations
 from flower_kmeans.algorithms.queries import check_query
@@ -102,10 +103,10 @@ def test_the_plan_warns_of_noise_that_hides_how_clusters_differ(factor, warns):
     (*_, sums, _) = build(ball(400), 20, n_records=10**4).plan().releases
     enough = round(factor * sums.noise_multiplier * 20 * 20 / 0.3)
     algorithm = build(ball(400), 20, n_records=enough)
-    assert len(algorithm.cautions) == warns
-    assert all("wrong by 0.3 times" in text for text in algorithm.cautions)
-    assert build(ball(400), 20, EXACT).cautions == ()
-    assert build(ball(2), 20).cautions == ()
+    assert len(cautions(algorithm)) == warns
+    assert all("wrong by 0.3 times" in text for text in cautions(algorithm))
+    assert cautions(build(ball(400), 20, EXACT)) == ()
+    assert cautions(build(ball(2), 20)) == ()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from flower_kmeans.data.domain import (
     GridRecords,
     difference,
     domain_from_config,
+    row_sums,
 )
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -321,6 +322,22 @@ def test_around_the_sphere_a_record_is_cut_as_if_it_stood_alone(d):
     assert (
         max(sum(Fraction(x) ** 2 for x in row.tolist()) for row in together) < 1 + 1e-14
     )
+
+
+@pytest.mark.parametrize("d", [1, 3, 300])
+def test_what_is_outside_is_counted_in_any_number_of_rows(d):
+    rng = np.random.default_rng(d)
+    rows = rng.normal(size=(70_000 // d + 500, d))
+    box = Box(np.full(d, -0.5), np.full(d, 1.5))
+    expected = np.count_nonzero((rows < -0.5) | (rows > 1.5), axis=0)
+    np.testing.assert_array_equal(box.outside(rows), expected)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[::3] *= rng.uniform(0.5, 1.5, (len(rows[::3]), 1))
+    ball = Ball(1.0, np.zeros(d))
+    is_outside = row_sums(rows**2) > 1
+    # Some lie outside by the last bit only, which the fast sum does not decide.
+    assert is_outside[1::3].any() or d == 1
+    assert ball.outside(rows) == np.count_nonzero(is_outside)
 
 
 def test_columns_have_one_unit_if_their_widths_are_meant_to_be_equal():

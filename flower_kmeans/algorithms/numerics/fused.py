@@ -16,6 +16,7 @@ vectoriser. Their conditional expressions are selections without a branch, and t
 order of operations decides the last bits.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,7 +26,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from flower_kmeans.arrays import Float32Array, FloatArray, IntArray, LabelArray
-from flower_kmeans.data.domain import GridRecords, squared_norms
+from flower_kmeans.data.domain import (
+    LARGEST_SCALED,
+    SAFE_EXPONENT,
+    Box,
+    GridRecords,
+    Sphere,
+    squared_norms,
+)
 from flower_kmeans.threads import IntArrays, find_blas_again
 
 find_blas_again()
@@ -35,11 +43,20 @@ _ROWS = 512
 _NARROW = 8  # columns up to which a block is ranked by columns
 _TILE = 512  # numbers of a narrow table that are read in one loop, with repeated bounds
 _GROUP = 128  # centroids of one product
-# For so few centroids, BLAS multiplies records by centroids faster: it copies nothing.
+# For so few centroids, BLAS multiplies records by centroids faster: it copies less. The
+# products must then be copied to columns, which takes as long in tables that are less wide.
 _SMALL = 16
+_SMALL_IF_WIDE = 64
+_WIDE = 128
 _FLOAT32_BITS = 24  # float32 holds integers of so many bits exactly
 # Adding and subtracting this number rounds to the nearest integer, ties to even.
 _ROUND = 1.5 * 2.0**52
+# A squared length within this relative distance of the sphere's may lie on either side.
+# So may one of the exact order: their difference is at most d 2**-53.
+_NEAR = 1e-9
+# Squared lengths in grid units between which no operation leaves float64's range.
+_SHORTEST2 = 2.0**-900
+_LONGEST2 = 2.0**900
 _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # sums of so many integers up to 2**25 are exact in float64
 _LABEL_ROWS = 2**16
@@ -60,16 +77,18 @@ class _Centers(NamedTuple):
     Those of narrow tables are padded to 4 or 8 columns.
     """
 
-    # -c in scaled units; transposed for few centroids of wide tables
-    matrix: Float32Array
+    matrix: Float32Array  # -c in scaled units
     offsets: Float32Array  # (|c|^2 - w) / 2
-    exact_matrix: FloatArray  # -2 c on the grid; transposed for few centroids
+    exact_matrix: FloatArray  # -2 c on the grid
     exact_offsets: FloatArray  # |c|^2 - w
     points: FloatArray  # (k, d), c on the grid
     columns: NDArray[Any]  # (d, k), c on the grid in the type of the records
     weights: FloatArray  # (k,), w
     # (2,), least sure difference of two scores, and of a score and the radius
     slack: Float32Array
+    # least sure difference of two scores of a record of length 0, and what it grows by
+    # with the record's length in grid units
+    own_slack: tuple[float, float]
 
 
 class _FusedBounds(NamedTuple):
@@ -77,18 +96,22 @@ class _FusedBounds(NamedTuple):
 
     center: FloatArray
     factor: FloatArray
-    limit: FloatArray
+    limit: FloatArray  # of a box
+    radius: float  # of a ball or a sphere, in grid units, a power of two; 0 for a box
+    is_sphere: bool
 
 
 class _Block(NamedTuple):
     """Buffers for a block of records."""
 
     points: NDArray[Any]  # (_ROWS, d), grid points
+    row: FloatArray  # (d,), a record of a ball or a sphere before it is truncated
     flat: NDArray[Any]  # view of `points` as one row of numbers
     columns: NDArray[Any]  # grid points of narrow tables by columns, 4 or 8
     # narrow tables: offsets from the nearest centroids by columns, then slacks
     offsets: FloatArray
     labels: LabelArray
+    unsure: LabelArray  # rows whose labels need float64
     best: Float32Array
     second: Float32Array
     # (_GROUP, _ROWS); for few centroids the products by rows lie behind the columns
@@ -111,11 +134,126 @@ def _quantised(value, center, factor, limit):
     return (value + _ROUND) - _ROUND
 
 
+# The sums of these squares are exact, or decide nothing. With ``inline="always"`` they
+# would have the caller's order, which is slow.
+@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
+def _square(values):
+    total = 0.0
+    for f in range(len(values)):
+        value = np.float64(values[f])
+        total += value * value
+    return total
+
+
+@_compiled
+def _truncate(row, factor, doubt, points, i):
+    """Write numbers times a factor, truncated, to row i, and return how many are doubtful.
+
+    Doubtful is one within the relative distance ``doubt`` of an integer, except 0.
+    """
+    n_doubtful = 0
+    for f in range(len(row)):
+        value = row[f] * factor
+        nearest = (value + _ROUND) - _ROUND
+        n_doubtful += abs(value - nearest) < doubt * abs(value)
+        points[i, f] = np.trunc(value)
+    return n_doubtful
+
+
+@_compiled
+def _read_exactly(records, number, bounds, row, points, i):
+    """Write a record to row i as a grid point, in the order of operations of `data.domain`."""
+    d = len(row)
+    one = bounds.radius
+    for f in range(d):
+        unit = bounds.factor[f] / one  # exact
+        row[f] = (np.float64(records[number, f]) - bounds.center[f]) * unit
+    if bounds.is_sphere:
+        largest = 0.0
+        for f in range(d):
+            largest = max(largest, abs(row[f]))
+        if largest > 2.0**SAFE_EXPONENT or largest < 2.0**-SAFE_EXPONENT:
+            _, exponent = math.frexp(largest)
+            for f in range(d):
+                row[f] = math.ldexp(row[f], -exponent)
+    else:
+        for f in range(d):
+            row[f] = min(max(row[f], -LARGEST_SCALED), LARGEST_SCALED)
+    sums = row * row  # as `row_sums`
+    width = d
+    while width > 1:
+        half = (width + 1) // 2
+        for f in range(width - half):
+            sums[f] += sums[half + f]
+        width = half
+    if sums[0] > 1 or (bounds.is_sphere and sums[0] > 0):
+        length = np.sqrt(sums[0])
+        for f in range(d):
+            row[f] /= length
+    for f in range(d):
+        row[f] = np.trunc(row[f] * one)
+    square = _square(row)
+    if square > one * one:
+        shorter = (1 - 2.0**-40) * one / np.sqrt(square)
+        for f in range(d):
+            row[f] = np.trunc(row[f] * shorter)
+    for f in range(d):
+        points[i, f] = row[f]
+
+
+@_compiled
+def _read_round(records, first, m, bounds, block):
+    """Write rows as grid points of a ball or a sphere.
+
+    Truncation forgets the last bits of a length, so a sum in any order serves. Let u =
+    2**-53. The squared length of that sum differs by at most (d + 2) u from the exact
+    one, and that of `row_sums` by less. So a coordinate differs by at most (d / 2 + 20)
+    u, relatively, and by `_NEAR` / 2 more where it is unknown whether the record is
+    outside. Where an integer is nearer than that, `_read_exactly` decides. Elsewhere
+    every coordinate but 0 loses more by truncation than a length can gain by rounding,
+    so no grid point is outside.
+    """
+    d = records.shape[1]
+    row = block.row
+    center = bounds.center
+    factor = bounds.factor
+    inner2 = -1.0
+    outer2 = 0.0
+    if not bounds.is_sphere:
+        inner2 = (1 - _NEAR) * bounds.radius**2
+        outer2 = (1 + _NEAR) * bounds.radius**2
+    rounding = (d + 64) * 2.0**-53
+    points = block.points
+    for i in range(m):
+        number = np.uintp(first + i)
+        for f in range(d):
+            row[f] = (np.float64(records[number, f]) - center[f]) * factor[f]
+        square = _square(row)
+        if square <= inner2:
+            for f in range(d):
+                points[i, f] = np.trunc(row[f])
+            continue
+        doubt = rounding if square > outer2 else _NEAR
+        is_doubtful = not _SHORTEST2 < square < _LONGEST2
+        if not is_doubtful:
+            shrink = bounds.radius / np.sqrt(square)
+            is_doubtful = _truncate(row, shrink, doubt, points, i) > 0
+        if is_doubtful:
+            _read_exactly(records, number, bounds, row, points, i)
+
+
 @_compiled
 def _read(records, first, m, bounds, block):
     """Write rows as grid points, and for narrow tables also by columns."""
     d = records.shape[1]
-    center, factor, limit = bounds
+    center = bounds.center
+    factor = bounds.factor
+    limit = bounds.limit
+    if bounds.radius > 0:
+        _read_round(records, first, m, bounds, block)
+        if d <= _NARROW:
+            _copy_columns(d, block)
+        return
     if d > _NARROW:
         points = block.points
         for i in range(m):
@@ -132,9 +270,15 @@ def _read(records, first, m, bounds, block):
         out = flat[start:]
         for i in range(len(part)):
             out[i] = _quantised(np.float64(part[i]), center[i], factor[i], limit[i])
+    _copy_columns(d, block)
+
+
+@_compiled
+def _copy_columns(d, block):
+    """Copy the grid points of a narrow table to columns."""
     for f in range(d):
         column = block.columns[f * _ROWS : (f + 1) * _ROWS]
-        rest = flat[f:]
+        rest = block.flat[f:]
         for i in range(_ROWS):
             column[i] = rest[np.uintp(i * d)]
 
@@ -216,20 +360,21 @@ def _rank(scores, offsets, j, best, second, labels):
 def _rank_products(points, matrix, offsets, scores, best, second, labels):
     """Rank all centroids by products that BLAS computes.
 
-    Products with at most `_SMALL` centroids are computed by rows, and copied to
-    columns.
+    Products with few centroids are computed by rows, and copied to columns.
     """
     for i in range(_ROWS):
         best[i] = np.inf
         second[i] = np.inf
         labels[i] = 0
-    k = len(offsets)
+    k, d = matrix.shape
+    most = _SMALL_IF_WIDE if d >= _WIDE else _SMALL
+    by_rows = k <= most
     flat = scores.reshape(scores.size)
     for start in range(0, k, _GROUP):
         m = min(_GROUP, k - start)
-        if k <= _SMALL:
-            rows = flat[_SMALL * _ROWS : (_SMALL + k) * _ROWS]
-            np.dot(points, matrix, rows.reshape(_ROWS, k))
+        if by_rows:
+            rows = flat[_SMALL_IF_WIDE * _ROWS : (_SMALL_IF_WIDE + k) * _ROWS]
+            np.dot(points, matrix.T, rows.reshape(_ROWS, k))
             for j in range(k):
                 column = flat[j * _ROWS : (j + 1) * _ROWS]
                 rest = rows[j:]
@@ -242,9 +387,11 @@ def _rank_products(points, matrix, offsets, scores, best, second, labels):
             _rank(four, offsets, start + j, best, second, labels)
 
 
-@njit(fastmath={"contract", "reassoc"}, inline="always", **_OPTIONS)
+# The sum of integers below 2**53 is exact in any order. With ``inline="always"`` it would
+# have the caller's order, which is slow.
+@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 def _distance2(points, i, centers, j):
-    total = 0.0  # the sum of integers below 2**53 is exact in any order
+    total = 0.0
     for f in range(points.shape[1]):
         difference = np.float64(points[i, f]) - centers[j, f]
         total += difference * difference
@@ -275,25 +422,58 @@ def _label(m, block, centers):
             block.points, centers.matrix, centers.offsets, block.scores,
             best, second, labels,
         )  # fmt: skip
-    unsure = 0
+    n_near = 0
     for i in range(m):
-        unsure += not second[i] - best[i] > slack
-    if unsure > _FEW:  # a second pass in float64 bounds the cost of many ties
+        n_near += not second[i] - best[i] > slack
+    if not n_near:
+        return
+    n_unsure = _find_unsure(m, block, centers)
+    if n_unsure > _FEW:  # a second pass in float64 bounds the cost of many ties
         block.exact_points[...] = block.points
         _rank_products(
             block.exact_points, centers.exact_matrix, centers.exact_offsets, block.exact_scores,
             block.exact_best, block.exact_second, labels,
         )  # fmt: skip
-    elif unsure:
-        for i in range(m):
-            if not second[i] - best[i] > slack:
-                lowest = np.inf
-                for j in range(len(centers.weights)):
-                    distance = _distance2(block.points, i, centers.points, j)
-                    distance -= centers.weights[j]
-                    if distance < lowest:
-                        lowest = distance
-                        labels[i] = j
+        return
+    for place in range(n_unsure):
+        row = np.uint32(block.unsure[place])
+        lowest = np.inf
+        for j in range(len(centers.weights)):
+            distance = _distance2(block.points, row, centers.points, j)
+            distance -= centers.weights[j]
+            if distance < lowest:
+                lowest = distance
+                labels[row] = j
+
+
+@_compiled
+def _find_unsure(m, block, centers):
+    """Write the rows whose label rounding may decide, and return their number.
+
+    A record's own length bounds rounding better than the length of all records.
+    """
+    unsure = block.unsure
+    any_slack = centers.slack[0]
+    slack, slack_of_length = centers.own_slack
+    n_unsure = 0
+    for i in range(m):
+        difference = block.second[i] - block.best[i]
+        if difference > any_slack:
+            continue
+        length = np.sqrt(_norm2(block.points, i))
+        if not difference > slack + slack_of_length * length:
+            unsure[n_unsure] = i
+            n_unsure += 1
+    return n_unsure
+
+
+@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
+def _norm2(points, i):
+    total = 0.0  # as in `_distance2`
+    for f in range(points.shape[1]):
+        value = np.float64(points[i, f])
+        total += value * value
+    return total
 
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
@@ -685,7 +865,7 @@ def _tables(
     if records.weights is not None:
         times = records.weights
     most = records.rows_at_once(_MAX_ROWS, records.fraction_bits)
-    if records.box is not None:
+    if records.domain is not None:
         for first in range(start, stop, most):
             yield records.table, times, first, min(first + most, stop)
         return
@@ -700,19 +880,24 @@ def _tables(
 def _bounds(records: GridRecords) -> _FusedBounds:
     """Return the map from values of `_tables` to grid points.
 
-    Without a box the values are grid points already.
+    Without a domain the values are grid points already.
     """
     d = records.shape[1]
-    box = records.box
+    domain = records.domain
     bits = records.fraction_bits
-    if box is None:
+    radius = 0.0
+    if domain is None:
         parts: tuple[Any, ...] = 0, 1, 2.0**bits
-    else:
+    elif isinstance(domain, Box):
         # `Box.to_unit` multiplies by the reciprocal, too: a quotient rounds differently.
-        parts = box._center, 1 / box._unit * 2**bits, box.grid_reach(bits)
+        parts = domain._center, 1 / domain._unit * 2**bits, domain.grid_reach(bits)
+    else:
+        radius = 2.0**bits
+        parts = domain._center, 1 / domain._unit * 2**bits, radius
     rows = _TILE // d if d <= _NARROW else 1
-    tiles = [np.full((rows, d), each, np.float64) for each in parts]
-    return _FusedBounds(*(tile.reshape(rows * d) for tile in tiles))
+    tiles = [np.full((rows, d), each, np.float64).reshape(rows * d) for each in parts]
+    center, factor, limit = tiles
+    return _FusedBounds(center, factor, limit, radius, isinstance(domain, Sphere))
 
 
 def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:
@@ -726,10 +911,12 @@ def _block(records: GridRecords) -> _Block:
     points = np.zeros((_ROWS, d), real)
     return _Block(
         points=points,
+        row=np.empty(d),
         flat=points.reshape(points.size),
         columns=np.zeros((d + -d % 4) * _ROWS if d <= _NARROW else 0, real),
         offsets=np.zeros((d + 1) * _ROWS if d <= _NARROW else 0),
         labels=np.zeros(_ROWS, np.int32),
+        unsure=np.empty(_ROWS, np.int32),
         best=np.empty(_ROWS, real),
         second=np.empty(_ROWS, real),
         scores=np.empty((_GROUP, _ROWS), real),
@@ -760,13 +947,11 @@ def _centers(
     exact_offsets = np.full(filled, np.inf)
     exact_matrix[:k] = points * -2
     exact_offsets[:k] = exact
-    if filled <= _SMALL:
-        exact_matrix = exact_matrix.T.copy()
-        if d > _NARROW:
-            matrix = matrix.T.copy()
     largest_offset = np.abs(exact).max() * (unit * unit / 2)
     largest_sum = np.abs(points).sum(axis=1).max() * unit
     size = largest_offset + largest_sum
+    longest = math.sqrt(squared_norms(points).max()) * unit
+    rounding = 2 * _rounding(d)
     return _Centers(
         matrix=matrix,
         offsets=offsets,
@@ -776,6 +961,7 @@ def _centers(
         columns=np.ascontiguousarray(points.T, real),
         weights=shifts,
         slack=_slack(size, d),
+        own_slack=(rounding * largest_offset, rounding * longest * unit),
     )
 
 
@@ -790,8 +976,16 @@ def _slack(size: float, d: int) -> Float32Array:
     float32, nor by Strassen's algorithm. Six further roundings and a factor of 1.01
     cover the comparisons, and the rounding of a coordinate with 25 bits. ``size`` is
     the largest ``|o| + sum |c_f|``.
+
+    A score's error is also at most ``g (|o| + sum |x_f c_f|)``, and by Cauchy and Schwarz
+    ``g (|o| + |x| |c|)``. `_find_unsure` uses this bound.
     """
-    g = (d + 8) * 2.0**-24
-    g = 1.01 * g / (1 - g)
+    g = _rounding(d)
     differences = np.array([2 * g * size, g * (size + d)], np.float32)
     return np.nextafter(differences, np.float32(np.inf))
+
+
+def _rounding(d: int) -> float:
+    """Return the relative error of a score, as `_slack` explains."""
+    g = (d + 8) * 2.0**-24
+    return 1.01 * g / (1 - g)

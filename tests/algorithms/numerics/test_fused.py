@@ -9,7 +9,11 @@ from processors import printed
 
 from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics import assignment
-from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
+from flower_kmeans.algorithms.numerics.assignment import (
+    assign,
+    cluster_sums,
+    vote_counts,
+)
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.projection import (
@@ -18,7 +22,7 @@ from flower_kmeans.algorithms.numerics.projection import (
     lifted_sums,
     second_moments,
 )
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords, Sphere
 
 SHAPES = (
     (0, 2, 3), (1, 1, 1), (127, 3, 5), (128, 4, 8), (129, 5, 9), (1000, 17, 2), (3001, 64, 32),
@@ -42,6 +46,15 @@ def check(call):
 
 def unit_box(d):
     return Box(-np.ones(d), np.ones(d))
+
+
+def domain_of(kind, lower, upper):
+    """Return a ball around ``lower``, a sphere, or a box with this scale."""
+    if kind == "ball":
+        return Ball(4.0, lower)
+    if kind == "sphere":
+        return Sphere(len(lower))
+    return Box(lower, upper, kind)
 
 
 def test_the_kernel_is_there():
@@ -112,17 +125,13 @@ def test_a_record_counts_as_often_as_its_weight(shape, bits):
     # Finer grids have wider integers, for which the kernel is compiled once more.
     [1, 16, 20, pytest.param(25, marks=pytest.mark.thorough)],
 )
-@pytest.mark.parametrize("kind", ["column", "common", "ball"])
+@pytest.mark.parametrize("kind", ["column", "common", "ball", "sphere"])
 def test_all_statistics_of_random_records(shape, bits, kind):
     (n, k, d), rng = shape, RNG([*shape, bits])
     if d * 4 ** (bits + 1) > 2**52:  # with weights, not exact in float64
         bits = 19
     lower = rng.normal(0, 3, d)
-    domain = (
-        Ball(4.0, lower)
-        if kind == "ball"
-        else Box(lower, lower + rng.uniform(1, 9, d), kind)
-    )
+    domain = domain_of(kind, lower, lower + rng.uniform(1, 9, d))
     grid = GridRecords(rng.uniform(lower - 1, lower + 10, (n, d)), domain, bits)
     limit, one = domain.grid_half_widths(bits), 2**bits
     centroids = rng.integers(-limit, limit, (k, d), endpoint=True)
@@ -154,7 +163,7 @@ def test_threads_that_share_the_rows_do_not_share_buffers(shape, monkeypatch):
     for module in (threads, assignment):
         monkeypatch.setattr(module, "blas_threads", lambda: 3)
     monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
-    for kind in ("column", "ball"):
+    for kind in ("column", "ball", "sphere"):
         test_all_statistics_of_random_records(shape, 16, kind)
 
 
@@ -233,13 +242,69 @@ def test_halves_round_to_even_and_values_out_of_range_are_clipped():
         )
 
 
+def records_where_lengths_round(n, d):
+    """Return records, (n, d), of which many lie on spheres, lattices and axes, or far out."""
+    rng = RNG(d)
+    rows = rng.normal(size=(n, d))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[::3] *= rng.uniform(0.2, 1.5, (len(rows[::3]), 1))
+    rows[1::9] = rng.integers(-3, 4, rows[1::9].shape) / 4
+    rows[2::9] = 0
+    rows[2::9, 0] = rng.choice([1, -1, 0.5, 2, 1e-30, -0.0], len(rows[2::9]))
+    rows[4::27] *= 10.0 ** rng.integers(-37, 37, (len(rows[4::27]), 1))
+    rows[5::27] = np.sign(rows[5::27]) / np.sqrt(d)
+    rows[6::9] *= 1 + rng.uniform(-5e-10, 5e-10, (len(rows[6::9]), 1))
+    rows[7::54] *= 1 + 2.0**-50
+    return rows
+
+
+@pytest.mark.default_cases("values")
+@pytest.mark.parametrize("d", [1, 3, 8, 9, 40, 384])
+@pytest.mark.parametrize(
+    "bits", [4, 16, 21, pytest.param(25, marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_every_record_of_a_ball_or_sphere_has_the_same_grid_point(d, bits, kind):
+    """The squared distance of each record to some point is compared."""
+    fused = assignment._load_fused()
+    rows = records_where_lengths_round(1_300, d)
+    if kind == "float64":  # beyond the range of float32, and of squares
+        rows[8::54] *= 1e290
+        rows[9::54] *= 1e-290
+    while d * 4 ** (bits + 1) > 2**53:
+        bits -= 1
+    point = RNG(bits).integers(1, 2**bits, (1, d), endpoint=True)
+    balls = [Ball(1.0, np.zeros(d)), Ball(3.7, np.full(d, 0.3)), Ball(1e-270, rows[0])]
+    for domain in (*balls, Sphere(d)):
+        grid = GridRecords(rows.astype(kind), domain, bits)
+        expected = np.concatenate([assign(part, point)[1] for part in grid.blocks(300)])
+        ranges = fused.nearest(grid, point.astype(float), 0, len(rows))
+        found = np.concatenate([d2[: own.stop - own.start] for own, _, d2 in ranges])
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("domain", [Ball(1.0, np.zeros(300)), Sphere(300)])
+def test_near_ties_of_short_records_that_float32_cannot_resolve(domain):
+    """Each centroid has neighbours one step of the grid away."""
+    rng = RNG(300)
+    rows = rng.normal(size=(1_500, 300))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[::5] = rows[0]
+    grid = GridRecords(rows.astype(np.float32), domain, 16)
+    first = (rows[:10] * 60_000).astype(np.int64)
+    near = np.concatenate([first, first + rng.integers(-1, 2, first.shape)])
+    check(lambda: cluster_sums(grid, near))
+    check(lambda: cluster_sums(grid, near[::-1].copy(), 4**15))
+    check(lambda: cluster_sums(grid, np.tile(near, (4, 1))))
+
+
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("d", [3, 12])
-@pytest.mark.parametrize("kind", ["column", "common", "ball"])
+@pytest.mark.parametrize("kind", ["column", "common", "ball", "sphere"])
 def test_float32_records_count_as_the_same_numbers_in_float64(d, kind):
     rng = RNG(d)
     lower, upper = rng.normal(0, 3, d), rng.normal(0, 3, d) + 9
-    domain = Ball(4.0, lower) if kind == "ball" else Box(lower, upper, kind)
+    domain = domain_of(kind, lower, upper)
     short = rng.uniform(lower - 1, upper + 1, (2_000, d)).astype(np.float32)
     limit = domain.grid_half_widths(16)
     centroids = rng.integers(-limit, limit, (5, d), endpoint=True)
@@ -272,15 +337,18 @@ def test_the_comparison_can_fail(change, monkeypatch):
 
 
 CODE = """
-import hashlib, numpy as np
+import hashlib, itertools, numpy as np
 from flower_kmeans.algorithms.numerics import assignment
-from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box, GridRecords, Sphere
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 rng = np.random.default_rng(3)
 assignment._FUSED_WORK = {work}
 found = hashlib.sha256()
-for d in (3, 20):
-    grid = GridRecords(rng.uniform(-1, 1, (3000, d)), Box(-np.ones(d), np.ones(d)), 16)
+for d, kind in itertools.product((3, 20), ("box", "ball", "sphere")):
+    domain = {{
+        "box": Box(-np.ones(d), np.ones(d)), "ball": Ball(1.0, np.zeros(d)), "sphere": Sphere(d)
+    }}[kind]
+    grid = GridRecords(rng.uniform(-1, 1, (3000, d)), domain, 16)
     centroids = rng.integers(-2**16, 2**16, (9, d))
     for array in (*assignment.cluster_sums(grid, centroids, d * 4**15),
                   *cell_sums(grid, centroids, np.full(9, 2**15), 16, True)):

@@ -1,0 +1,223 @@
+"""The time of float32 embeddings, beside scikit-learn and faiss.
+
+    python benchmarks/embedding_speed.py pass
+    python benchmarks/embedding_speed.py fit
+
+Records are directions around 60 centres, as float32. ``pass`` prints the processor time
+of one pass over them in one thread, which is one iteration of k-means: that of
+scikit-learn's KMeans in float32 (its private kernel), and a client's sums by the
+compiled kernel in a box, a ball and on a sphere, without and with the checked copy of
+the records that a run makes. Calls take turns; times and ratios are medians.
+
+``fit`` prints the processor time and the peak memory of whole fits in a ball, each in a
+process of its own, beside scikit-learn's KMeans, and faiss's if it is installed, with
+ten iterations. Private strategies have epsilon 1 under ``trusted-server``.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
+from threadpoolctl import threadpool_limits
+
+from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.algorithms.numerics import assignment
+from flower_kmeans.cli.printing import quiet_logs
+from flower_kmeans.data.domain import Domain, GridRecords, Sphere
+from flower_kmeans.data.sources import as_source
+
+# records, columns, clusters
+PASSES = (
+    (200_000, 384, 50),
+    (100_000, 768, 20),
+    (100_000, 64, 20),
+    (200_000, 32, 20),
+    (200_000, 10, 20),
+    (500_000, 3, 20),
+)
+FITS = (
+    "scikit-learn",
+    "faiss",
+    "Lloyd",
+    "SuLloyd",
+    "GLloyd",
+    "FastLloyd",
+    "SynopsisKMeans",
+    "HDPEMeans",
+)
+N_RECORDS = 100_000
+N_FEATURES = 768
+N_CLUSTERS = 50
+N_CLIENTS = 20
+N_ITERATIONS = 10
+FRACTION_BITS = 16
+
+Call = Callable[[], object]
+
+
+def directions(n: int, d: int) -> NDArray[np.float32]:
+    """Return records of length 1, (n, d), around 60 centres."""
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((60, d), dtype=np.float32)
+    rows = centers[rng.integers(0, 60, n)]
+    rows += 1.5 * rng.standard_normal((n, d), dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def calls_of(n: int, d: int, k: int) -> dict[str, Call]:
+    """Return the calls of one size by name, scikit-learn's first."""
+    records = directions(n, d)
+    centers = records[:k].copy()
+    weights = np.ones(n, np.float32)
+    labels = np.zeros(n, np.int32)
+    new = np.zeros_like(centers)
+    sizes = np.zeros(k, np.float32)
+    moves = np.zeros(k, np.float32)
+    points = np.rint(centers.astype(np.float64) * 2**FRACTION_BITS * 0.9)
+    grid_points = points.astype(np.int64)
+
+    def scikit_learn() -> None:
+        lloyd_iter_chunked_dense(
+            records, weights, centers, new, sizes, labels, moves, 1
+        )
+
+    def sums(domain: Domain) -> None:
+        grid = GridRecords(records, domain, FRACTION_BITS)
+        assignment.cluster_sums(grid, grid_points)
+
+    def checked_sums(domain: Domain) -> None:
+        for block in as_source(records, d).blocks():
+            grid = GridRecords(block, domain, FRACTION_BITS)
+            assignment.cluster_sums(grid, grid_points)
+
+    box = Box(-np.ones(d), np.ones(d))
+    ball = Ball(1.0, np.zeros(d))
+    return {
+        "scikit-learn": scikit_learn,
+        "box": lambda: sums(box),
+        "ball": lambda: sums(ball),
+        "sphere": lambda: sums(Sphere(d)),
+        "box, checked": lambda: checked_sums(box),
+        "ball, checked": lambda: checked_sums(ball),
+    }
+
+
+def seconds_of(call: Call) -> float:
+    """Return the processor time of a call."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def passes(repeats: int) -> None:
+    """Print a row for each size."""
+    with mock.patch.object(assignment, "_FUSED_WORK", 0), threadpool_limits(1):
+        for n, d, k in PASSES:
+            calls = calls_of(n, d, k)
+            for call in calls.values():
+                call()  # compiles
+            turns = [
+                {name: seconds_of(call) for name, call in calls.items()}
+                for _ in range(repeats)
+            ]
+            base = np.array([turn["scikit-learn"] for turn in turns])
+            cells = [f"{n:,}", str(d), str(k), f"{1e3 * np.median(base):.1f}"]
+            for name in list(calls)[1:]:
+                own = np.array([turn[name] for turn in turns])
+                cells.append(f"{np.median(own / base):.2f}")
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def fit_of(name: str, records: NDArray[np.float32]) -> str:
+    """Fit by a method, and return the number of its rounds or iterations."""
+    if name == "scikit-learn":
+        model = KMeans(
+            N_CLUSTERS, init="random", n_init=1, max_iter=N_ITERATIONS, tol=0
+        )
+        return str(model.fit(records).n_iter_)
+    if name == "faiss":
+        import faiss  # type: ignore[import-not-found]
+
+        faiss.Kmeans(
+            N_FEATURES,
+            N_CLUSTERS,
+            niter=N_ITERATIONS,
+            max_points_per_centroid=N_RECORDS,
+        ).train(records)
+        return str(N_ITERATIONS)
+    ball = Ball(1.0, np.zeros(N_FEATURES))
+    options: dict[str, Any] = {"n_clients": N_CLIENTS}
+    if name == "Lloyd":
+        options |= {"trust": "plain", "n_rounds": N_ITERATIONS}
+    else:
+        options |= {
+            "privacy": PrivacyBudget(1.0),
+            "n_records": N_RECORDS,
+            "trust": "trusted-server",
+        }
+    strategy = getattr(strategies, name)(N_CLUSTERS, ball, **options)
+    parts = np.array_split(records, N_CLIENTS)
+    return str(simulate(strategy, parts).report.n_rounds)
+
+
+def peak_bytes() -> int:
+    """Return the largest memory of this process since it began, on Linux."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def one_fit(name: str) -> None:
+    """Print the row of a fit."""
+    records = directions(N_RECORDS, N_FEATURES)
+    # The peak so far is that of making the records.
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")
+    before = peak_bytes()
+    started = time.process_time()
+    rounds = fit_of(name, records)
+    seconds = time.process_time() - started
+    megabytes = (peak_bytes() - before) / 2**20
+    print(f"| {name} | {rounds} | {seconds:.1f} | {megabytes:.0f} |", flush=True)
+
+
+def fits(limit: float, names: list[str]) -> None:
+    """Print the row of each fit that takes at most ``limit`` seconds."""
+    for name in names:
+        command = [sys.executable, __file__, "one", "--names", name]
+        try:
+            subprocess.run(command, check=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            print(f"| {name} | | more than {limit:.0f} s of wall time | |", flush=True)
+        except subprocess.CalledProcessError:
+            print(f"| {name} | | failed | |", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print one of the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", choices=("pass", "fit", "one"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a fit")
+    parser.add_argument("--names", nargs="+", default=list(FITS))
+    options = parser.parse_args(arguments)
+    with quiet_logs():
+        if options.table == "pass":
+            passes(options.repeats)
+        elif options.table == "fit":
+            fits(options.limit, options.names)
+        else:
+            one_fit(options.names[0])
+
+
+if __name__ == "__main__":
+    main()
