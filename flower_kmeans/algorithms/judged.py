@@ -25,15 +25,18 @@ from flower_kmeans.algorithms.capabilities import (
     SizesCapability,
 )
 from flower_kmeans.algorithms.clips import Clipping, quarter_clip
+from flower_kmeans.algorithms.inner_results import (
+    Inner,
+    InnerCost,
+    InnerMixture,
+    InnerSizes,
+)
 from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.postprocess import centroids_in, scaled
 from flower_kmeans.algorithms.numerics.silhouettes import silhouette_sums
 from flower_kmeans.algorithms.released import (
-    CostEstimate,
-    ReleasedMixture,
     SilhouetteSums,
-    SizeReport,
 )
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.weights import planned_total, total_name
@@ -363,20 +366,26 @@ class Judged(Algorithm):
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result; ``None`` unless it is released."""
-        inner = self.inner.last_cost
-        return None if inner is None else _CostBefore(self, inner)
+        if self.inner.last_cost is None:
+            return None
+        return InnerCost(self._view)
 
     @property
     def sizes(self) -> SizesCapability | None:
         """Cluster sizes with public bounds; ``None`` without bounds."""
         inner = self.inner.sizes
-        return None if inner is None else _SizesBefore(self, inner)
+        return None if inner is None else InnerSizes(inner, self._view)
 
     @property
     def mixture(self) -> MixtureCapability | None:
         """The mixture that the run learns; ``None`` if it learns none."""
         inner = self.inner.mixture
-        return None if inner is None else _MixtureBefore(self, inner)
+        return None if inner is None else InnerMixture(inner, self._view)
+
+    def _view(self, state: State, noise_factor: float) -> Inner:
+        """Return the inner algorithm, with the noise factor of its own last sum."""
+        factor = _factor_before(state, noise_factor)
+        return Inner(self.inner, _of_inner(self, state), factor)
 
 
 def _of_inner(algorithm: Judged, state: State) -> State:
@@ -397,76 +406,6 @@ def _n_found(algorithm: Judged, state: State) -> int:
     if not algorithm._chooses or _CHOSEN not in state.arrays:
         return algorithm.n_clusters
     return int(state.arrays[_CHOSEN][0])
-
-
-@dataclass(frozen=True)
-class _CostBefore:
-    """The inner algorithm's cost, with the noise of its own last sum."""
-
-    whole: Judged
-    inner: CostCapability
-
-    def estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
-        """Return the estimate; ``None`` before the inner algorithm's last round."""
-        factor = _factor_before(state, noise_factor)
-        return self.inner.estimate(_of_inner(self.whole, state), factor)
-
-
-@dataclass(frozen=True)
-class _SizesBefore:
-    """The inner algorithm's sizes, with the noise of its own last sum."""
-
-    whole: Judged
-    inner: SizesCapability
-
-    @property
-    def bounds(self) -> tuple[int, int | None]:
-        """Least and largest size."""
-        return self.inner.bounds
-
-    @property
-    def noise(self) -> float:
-        """Planned standard deviation of a released size's noise, in records."""
-        return self.inner.noise
-
-    def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram, (k,)."""
-        return self.inner.weights(_of_inner(self.whole, state))
-
-    def report(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the sizes beside their bounds."""
-        factor = _factor_before(state, noise_factor)
-        return self.inner.report(_of_inner(self.whole, state), factor)
-
-
-@dataclass(frozen=True)
-class _MixtureBefore:
-    """The inner algorithm's mixture, with the noise of its own last sum."""
-
-    whole: Judged
-    inner: MixtureCapability
-
-    @property
-    def most_parts(self) -> int:
-        """Most parts of the mixture."""
-        return self.inner.most_parts
-
-    @property
-    def n_directions(self) -> int:
-        """Number of directions along which each part has its own width."""
-        return self.inner.n_directions
-
-    @property
-    def noise(self) -> tuple[float, float, float]:
-        """Planned `ReleasedMixture.noise`."""
-        return self.inner.noise
-
-    def learned(
-        self, state: State, noise_factor: float = 1.0
-    ) -> ReleasedMixture | None:
-        """Return the mixture; ``None`` before the run has learned it."""
-        factor = _factor_before(state, noise_factor)
-        return self.inner.learned(_of_inner(self.whole, state), factor)
 
 
 # ------------------------------------------- of algorithms with and without the last round

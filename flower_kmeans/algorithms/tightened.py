@@ -29,10 +29,15 @@ from flower_kmeans.algorithms.capabilities import (
     SizesCapability,
 )
 from flower_kmeans.algorithms.clips import Clipping, quarter_clip
+from flower_kmeans.algorithms.inner_results import (
+    Inner,
+    InnerCost,
+    InnerMixture,
+    InnerSizes,
+)
 from flower_kmeans.algorithms.judged import Making
 from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
-from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.algorithms.state import Query, Range, State
 from flower_kmeans.algorithms.weights import planned_total, total_name
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -484,19 +489,25 @@ class Tightened(Algorithm):
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result, within the ranges; ``None`` unless it is released."""
-        return None if self.inner.last_cost is None else _CostWithin(self)
+        if self.inner.last_cost is None:
+            return None
+        return InnerCost(self._view)
 
     @property
     def sizes(self) -> SizesCapability | None:
         """Cluster sizes with public bounds; ``None`` without bounds."""
         inner = self.inner.sizes
-        return None if inner is None else _SizesWithin(self, inner)
+        return None if inner is None else InnerSizes(inner, self._view)
 
     @property
     def mixture(self) -> MixtureCapability | None:
         """The mixture that the run learns; ``None`` if it learns none."""
         inner = self.inner.mixture
-        return None if inner is None else _MixtureWithin(self, inner)
+        return None if inner is None else InnerMixture(inner, self._view)
+
+    def _view(self, state: State, noise_factor: float) -> Inner:
+        """Return the inner algorithm over the ranges of a state."""
+        return Inner(self.at(state), _of_inner(state), noise_factor)
 
 
 def _asked(algorithm: Tightened, query: Query) -> tuple[Algorithm, Query]:
@@ -515,76 +526,6 @@ def _of_inner(state: State) -> State:
     """Return the state of the inner algorithm."""
     arrays = {name: array for name, array in state.arrays.items() if name != BOX}
     return State(max(state.round - FIRST, 0), arrays)
-
-
-@dataclass(frozen=True)
-class _CostWithin:
-    """The inner algorithm's cost, within the ranges of a state."""
-
-    whole: Tightened
-
-    def estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
-        """Return the estimate; ``None`` before the last round."""
-        cost = cast(CostCapability, self.whole.at(state).last_cost)
-        return cost.estimate(_of_inner(state), noise_factor)
-
-
-@dataclass(frozen=True)
-class _SizesWithin:
-    """The inner algorithm's sizes, within the ranges of a state."""
-
-    whole: Tightened
-    inner: SizesCapability
-
-    @property
-    def bounds(self) -> tuple[int, int | None]:
-        """Least and largest size."""
-        return self.inner.bounds
-
-    @property
-    def noise(self) -> float:
-        """Planned standard deviation of a released size's noise, in records."""
-        return self.inner.noise
-
-    def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram, (k,)."""
-        sizes = cast(SizesCapability, self.whole.at(state).sizes)
-        return sizes.weights(_of_inner(state))
-
-    def report(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the sizes beside their bounds; ``None`` before the last round."""
-        sizes = cast(SizesCapability, self.whole.at(state).sizes)
-        return sizes.report(_of_inner(state), noise_factor)
-
-
-@dataclass(frozen=True)
-class _MixtureWithin:
-    """The inner algorithm's mixture, within the ranges of a state."""
-
-    whole: Tightened
-    inner: MixtureCapability
-
-    @property
-    def most_parts(self) -> int:
-        """Most parts of the mixture."""
-        return self.inner.most_parts
-
-    @property
-    def n_directions(self) -> int:
-        """Number of directions along which each part has its own width."""
-        return self.inner.n_directions
-
-    @property
-    def noise(self) -> tuple[float, float, float]:
-        """Planned `ReleasedMixture.noise`."""
-        return self.inner.noise
-
-    def learned(
-        self, state: State, noise_factor: float = 1.0
-    ) -> ReleasedMixture | None:
-        """Return the mixture; ``None`` before the run has learned it."""
-        mixture = cast(MixtureCapability, self.whole.at(state).mixture)
-        return mixture.learned(_of_inner(state), noise_factor)
 
 
 # ----------------------------------------------------- of algorithms with and without ranges
