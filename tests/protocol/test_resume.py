@@ -216,7 +216,10 @@ def test_57_ranges_are_those_of_the_round_before_the_server_ended(begin, trust):
             np.testing.assert_array_equal(result.centroids, expected.centroids)
 
 
-@pytest.mark.parametrize("trust", ["clients-only", "trusted-server"])
+@pytest.mark.parametrize(
+    "trust",
+    ["clients-only", pytest.param("trusted-server", marks=pytest.mark.thorough)],
+)
 def test_57_a_silhouette_is_that_of_the_result_before_the_server_ended(begin, trust):
     given = {"kind": GLloyd, "quality": True}
     with without_noise():

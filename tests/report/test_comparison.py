@@ -398,7 +398,10 @@ class TestVerdicts:
     """The thresholds separate centroids that saw no record from those of good runs."""
 
     @pytest.mark.claim("reading-a-report", "verdict-thresholds")
-    @pytest.mark.parametrize("k", [2, 5, 10, 40])
+    @pytest.mark.default_cases("values")
+    @pytest.mark.parametrize(
+        "k", [2, 5, 10, pytest.param(40, marks=pytest.mark.thorough)]
+    )
     @pytest.mark.parametrize("d", [2, 5])
     def test_centroids_without_records_are_never_usable(self, k, d):
         records, _ = blobs(k, d, 2000, spread=1.0, seed=k)
