@@ -10,7 +10,7 @@ compiled kernel in a box, a ball and on a sphere, without and with the checked c
 the records that a run makes. Calls take turns; times and ratios are medians.
 
 ``fit`` prints the processor time and the peak memory of whole fits in a ball, each in a
-process of its own, beside scikit-learn's KMeans, and faiss's if it is installed, with
+separate process, beside scikit-learn's KMeans, and faiss's if it is installed, with
 ten iterations. Private strategies have epsilon 1 under ``trusted-server``.
 """
 

@@ -99,3 +99,24 @@ class InnerMixture:
         inner = self.view(state, noise_factor)
         mixture = cast(MixtureCapability, inner.algorithm.mixture)
         return mixture.learned(inner.state, inner.noise_factor)
+
+
+def cost_of(algorithm: Algorithm, view: View) -> InnerCost | None:
+    """Return the cost of an inner algorithm; ``None`` if it releases none."""
+    if algorithm.last_cost is None:
+        return None
+    return InnerCost(view)
+
+
+def sizes_of(algorithm: Algorithm, view: View) -> InnerSizes | None:
+    """Return the sizes of an inner algorithm; ``None`` if they have no bounds."""
+    if algorithm.sizes is None:
+        return None
+    return InnerSizes(algorithm.sizes, view)
+
+
+def mixture_of(algorithm: Algorithm, view: View) -> InnerMixture | None:
+    """Return the mixture of an inner algorithm; ``None`` if it learns none."""
+    if algorithm.mixture is None:
+        return None
+    return InnerMixture(algorithm.mixture, view)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from flower_kmeans.algorithms import inner_results
 from flower_kmeans.algorithms.base import Algorithm, with_delta
 from flower_kmeans.algorithms.budget_parts import (
     errors_with_epsilon,
@@ -25,12 +26,7 @@ from flower_kmeans.algorithms.capabilities import (
     SizesCapability,
 )
 from flower_kmeans.algorithms.clips import Clipping, quarter_clip
-from flower_kmeans.algorithms.inner_results import (
-    Inner,
-    InnerCost,
-    InnerMixture,
-    InnerSizes,
-)
+from flower_kmeans.algorithms.inner_results import Inner
 from flower_kmeans.algorithms.layout import COUNTS, Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.postprocess import centroids_in, scaled
@@ -366,21 +362,17 @@ class Judged(Algorithm):
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result; ``None`` unless it is released."""
-        if self.inner.last_cost is None:
-            return None
-        return InnerCost(self._view)
+        return inner_results.cost_of(self.inner, self._view)
 
     @property
     def sizes(self) -> SizesCapability | None:
         """Cluster sizes with public bounds; ``None`` without bounds."""
-        inner = self.inner.sizes
-        return None if inner is None else InnerSizes(inner, self._view)
+        return inner_results.sizes_of(self.inner, self._view)
 
     @property
     def mixture(self) -> MixtureCapability | None:
         """The mixture that the run learns; ``None`` if it learns none."""
-        inner = self.inner.mixture
-        return None if inner is None else InnerMixture(inner, self._view)
+        return inner_results.mixture_of(self.inner, self._view)
 
     def _view(self, state: State, noise_factor: float) -> Inner:
         """Return the inner algorithm, with the noise factor of its own last sum."""

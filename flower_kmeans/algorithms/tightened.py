@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import judged, ranges
+from flower_kmeans.algorithms import inner_results, judged, ranges
 from flower_kmeans.algorithms.base import Algorithm, with_delta
 from flower_kmeans.algorithms.budget_parts import (
     errors_with_epsilon,
@@ -29,12 +29,7 @@ from flower_kmeans.algorithms.capabilities import (
     SizesCapability,
 )
 from flower_kmeans.algorithms.clips import Clipping, quarter_clip
-from flower_kmeans.algorithms.inner_results import (
-    Inner,
-    InnerCost,
-    InnerMixture,
-    InnerSizes,
-)
+from flower_kmeans.algorithms.inner_results import Inner
 from flower_kmeans.algorithms.judged import Making
 from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
@@ -489,21 +484,17 @@ class Tightened(Algorithm):
     @property
     def last_cost(self) -> CostCapability | None:
         """The cost at the result, within the ranges; ``None`` unless it is released."""
-        if self.inner.last_cost is None:
-            return None
-        return InnerCost(self._view)
+        return inner_results.cost_of(self.inner, self._view)
 
     @property
     def sizes(self) -> SizesCapability | None:
         """Cluster sizes with public bounds; ``None`` without bounds."""
-        inner = self.inner.sizes
-        return None if inner is None else InnerSizes(inner, self._view)
+        return inner_results.sizes_of(self.inner, self._view)
 
     @property
     def mixture(self) -> MixtureCapability | None:
         """The mixture that the run learns; ``None`` if it learns none."""
-        inner = self.inner.mixture
-        return None if inner is None else InnerMixture(inner, self._view)
+        return inner_results.mixture_of(self.inner, self._view)
 
     def _view(self, state: State, noise_factor: float) -> Inner:
         """Return the inner algorithm over the ranges of a state."""

@@ -14,7 +14,7 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.declared import domain_from_file
 from flower_kmeans.data.domain import Box, Domain, difference
 from flower_kmeans.data.findings import ColumnFindings, Findings
-from flower_kmeans.data.persons import counts_of, keys_of, person_weights
+from flower_kmeans.data.persons import SECRET_BYTES, counts_of, keys_of, person_weights
 from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
@@ -35,7 +35,6 @@ NO_PERSON_COLUMN = (
     "The run counted persons, and these are records. To compare persons, name the column of "
     "their ids: --person, or person in the source.toml."
 )
-_KEY_BYTES = 32  # of the hash that compares ids
 
 
 class Found(NamedTuple):
@@ -318,7 +317,7 @@ class _Tally:
         """Return the sizes of all blocks, beside the noisy ones of the run."""
         if self._person is None:
             return SiteSizes(self._counts.astype(np.float64), self._noisy)
-        persons = keys_of(self._ids, token(_KEY_BYTES))
+        persons = keys_of(self._ids, token(SECRET_BYTES))
         usable = np.concatenate(self._usable)
         labels = np.concatenate(self._labels)
         totals = counts_of(persons, usable)

@@ -21,6 +21,9 @@ from flower_kmeans.arrays import BoolArray, IntArray
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 from flower_kmeans.kept import Results
 
+SECRET_BYTES = 32
+"""Length of a secret for `keys_of` that only one party uses, once."""
+
 _KEY_BYTES = 16
 """Two persons with one key would share their weight. With 2^-128 this does not happen."""
 _KEYS = np.dtype(f"S{_KEY_BYTES}")

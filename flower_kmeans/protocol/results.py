@@ -19,6 +19,7 @@ from flower_kmeans.algorithms.state import State
 from flower_kmeans.algorithms.tightened import BOX
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.persons import SECRET_BYTES
 from flower_kmeans.data.sources import RecordsLike, as_source, weighed
 from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.data.weights import MOST_WEIGHT, Weighing
@@ -41,7 +42,6 @@ _ROUNDING = 1e-9
 _RESULT_NAMES = 2**10  # most bytes of a result beside its numbers
 _SYNOPSIS = "synopsis_"
 _FINDINGS = "findings"
-_KEY_BYTES = 32  # of the hash that compares ids
 _SILHOUETTE = "silhouette"
 _SILHOUETTE_NOISE = "silhouette_noise"
 _LARGEST_SUM = 2.0**63
@@ -135,7 +135,7 @@ class ClientResult:
         if counts_persons:
             full = MOST_WEIGHT
             weighing = Weighing(full, max_clients_per_person=1)
-            key = token(_KEY_BYTES)
+            key = token(SECRET_BYTES)
             source, _ = weighed(source, weighing, ids, None, key, self.domain.are_null)
         total = np.zeros(len(self.centroids), dtype=np.int64)
         for block in source.blocks():

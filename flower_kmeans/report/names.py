@@ -41,7 +41,7 @@ _MOST_LEVEL = 0.5
 _SMALL = 1 / 10
 # in the unit of the sizes: a cluster with less may be empty
 _LEAST_SIZE = 1.0
-# columns that only a number tells apart mean nothing to a reader if they are more
+# so many columns with numbers for names mean something to a reader; more do not
 _MOST_NUMBERED = 20
 
 
