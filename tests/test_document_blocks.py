@@ -88,6 +88,14 @@ LISTED = {
     ("docs/tables/csv-readers.md", "pip install polars duckdb"): Listed(
         "installs packages and takes minutes", "tests/benchmarks/test_csv_readers.py"
     ),
+    (
+        "docs/guarantees/accounting.md",
+        "pip install --no-deps --target tensorflow-privacy tensorflow-privacy==0.9.0",
+    ): Listed("installs a package", ".ci/run"),
+    ("docs/guarantees/accounting.md", "import sys"): Listed(
+        "needs this package",
+        "tests/privacy/test_tensorflow_privacy.py::test_the_code_of_the_page_runs",
+    ),
     ("docs/tables/feddp.md", 'python -c "'): Listed(
         "writes the file of a table that takes long"
     ),

@@ -672,11 +672,9 @@ def test_who_a_run_protects_against_is_as_in_the_threat_model(trust, keys):
 
 OF_OLD_COMMITS = {
     "docs/benchmarks.md": 1,  # what the others mean
-    "docs/tables/papers.md": 6,
-    "docs/tables/sizes.md": 2,
     "docs/tables/speed.md": 1,
 }
-"""Scripts that pages still cite from earlier commits: the papers' and one more."""
+"""Scripts that pages still cite from earlier commits."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -9,6 +9,7 @@
 | ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
 | ``synth_K_D_SEED`` | `families.synth`, 10,000 and outliers |
 | ``timesynth_N_K_D`` | `families.time_synth` |
+| ``ablation_K_D_PERCENT`` | `families.ablation` with a degree of separation PERCENT / 100 |
 | ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
 | a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
 | ``FILE.npz:K`` | any other file, to be divided into K clusters |
@@ -97,6 +98,7 @@ _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "separated": (3, _separated),
     "synth": (3, families.synth),
     "timesynth": (3, lambda n, k, d: families.time_synth(n, k, d, 0)),
+    "ablation": (3, lambda k, d, percent: families.ablation(k, d, percent / 100, 0)),
 }
 """By family: the number of numbers in its names, and the function that makes a set."""
 

@@ -13,6 +13,8 @@ from flower_kmeans.errors import ConfigurationError
 # of separation in the Synth families, from overlapping to separated
 SYNTH_DEGREES = (0.16, 0.26)
 SYNTH_OUTLIERS = 100  # at most in a set of the Synth family
+ABLATION_RECORDS = 2048
+ABLATION_SPREAD = 0.3  # of the mean size of a cluster
 G2_MEANS = (500.0, 600.0)
 G2_RECORDS = 2048
 
@@ -45,6 +47,22 @@ def time_synth(
     return separated_clusters(
         sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng
     )
+
+
+def ablation(
+    n_clusters: int, n_features: int, degree: float, rng: np.random.Generator | int
+) -> Generated:
+    """Return a set of FastLloyd's appendix B, of about 2,048 records.
+
+    Sizes of clusters are uniform within 0.3 of their mean, so the number of records
+    varies, too.
+    """
+    rng = np.random.default_rng(rng)
+    mean = ABLATION_RECORDS / n_clusters
+    low = int(np.ceil((1 - ABLATION_SPREAD) * mean))
+    high = int((1 + ABLATION_SPREAD) * mean)
+    sizes = rng.integers(low, high, n_clusters, endpoint=True)
+    return separated_clusters(sizes, n_features, degree, rng)
 
 
 def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Generated:

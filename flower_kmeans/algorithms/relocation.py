@@ -11,7 +11,7 @@ therefore makes `n_steps` steps, a number that follows from k alone, and every s
 the same work. A step that does not apply is computed like the others, and its result is
 dropped: ``applies`` chooses a value, and no work is skipped.
 
-The constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
+The constants were chosen by experiment (docs/tables/losses.md, "FastLloyd's relocation").
 """
 
 import math
