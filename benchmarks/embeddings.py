@@ -102,15 +102,22 @@ def load(name: str, folder: Path) -> Vectors:
     return unit(np.load(folder / name).astype(np.float64))
 
 
-def cost(vectors: Vectors, centroids: Vectors) -> float:
-    """Return the mean squared distance of vectors to their nearest centroids."""
+def cost(vectors: Vectors, centroids: Vectors, weights: Vectors | None = None) -> float:
+    """Return the mean squared distance of vectors to their nearest centroids.
+
+    With ``weights``, (n,), it is the weighted mean.
+    """
+    if weights is None:
+        weights = np.ones(len(vectors))
     squares = np.square(centroids).sum(axis=1)
     total = 0.0
     for start in range(0, len(vectors), _BLOCK_ROWS):
-        block = vectors[start : start + _BLOCK_ROWS]
+        rows = slice(start, start + _BLOCK_ROWS)
+        block = vectors[rows]
         nearest = (squares - 2 * block @ centroids.T).min(axis=1)
-        total += float((np.square(block).sum(axis=1) + nearest).sum())
-    return total / len(vectors)
+        distances = np.square(block).sum(axis=1) + nearest
+        total += float((distances * weights[rows]).sum())
+    return total / float(weights.sum())
 
 
 def reference(vectors: Vectors, n_clusters: int, n_starts: int) -> Reference:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from flower_kmeans.algorithms.feddp_stage import (
-    NO_EIGEN,
     NO_SIGNAL,
     Deviations,
     FedDPSetting,
@@ -15,6 +14,10 @@ from flower_kmeans.algorithms.feddp_stage import (
 from flower_kmeans.algorithms.layout import Block, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import projection as projections
+from flower_kmeans.algorithms.numerics.eigenspace import (
+    ROUNDING,
+    leading_eigenvectors,
+)
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.arrays import BoolArray
@@ -66,15 +69,17 @@ class ProjectionStage:
         """Return the projection (d, r), and the server's projected points (m, r)."""
         projection = self.setting.projection
         d = self.setting.n_features
-        directions, values = projections.leading_directions(
-            answer.blocks[MOMENTS], d, projection.n_directions
-        )
+        moments = projections.symmetric(answer.blocks[MOMENTS], d)
         # The largest eigenvalue of pure noise is about sqrt(2 d) standard deviations of its
         # diagonal; off-diagonal entries have 1 / sqrt 2 of them (Wigner's semicircle law).
-        edge = math.sqrt(2 * d) * noise[MOMENTS]
-        flags[NO_EIGEN] = not np.isfinite(values).all()
+        # The factor is that of noise shares which nobody could remove.
+        edge = math.sqrt(2 * d) * noise[MOMENTS] * answer.noise_factor
+        # All directions are used, those within the noise too, so noise is not damped.
+        p = projection.n_directions
+        directions, values = leading_eigenvectors(moments, p, edge=0.0)
         # Without noise the edge is 0, but eigenvalues of the size of roundings are no signal.
-        flags[NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
+        least = max(edge, d * ROUNDING * values[0])
+        flags[NO_SIGNAL] = not (values[:p] > least).all()
         matrix = projection.matrix(directions)
         points = projection.project(
             before["server"].astype(np.float64), matrix.astype(np.float64)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Block, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
+from flower_kmeans.algorithms.numerics.eigenspace import MOST_VECTORS
 from flower_kmeans.algorithms.numerics.postprocess import MIN_COUNT, quotients
 from flower_kmeans.algorithms.numerics.projection import Projection
 from flower_kmeans.algorithms.state import Range, StateArrays
@@ -25,7 +26,6 @@ N_INITIAL = 3
 WARNINGS = (
     "The noisy second moments do not exceed their noise in as many directions as they were "
     "projected to: the projection may be arbitrary.",
-    "The noisy second moments could not be decomposed: the projection took the first columns.",
     "No server point had a noisy weight of at least min_weight: k-means took all server points, "
     "and all alike.",
     "Fewer server points than clusters had a noisy weight of at least min_weight: the points of "
@@ -35,7 +35,7 @@ WARNINGS = (
     "centre.",
     "Some clusters had too small a noisy count in a Lloyd round: they kept their centroid.",
 )
-NO_SIGNAL, NO_EIGEN, ALL_LIGHT, FEW, EQUAL, NOT_LIFTED, KEPT = range(len(WARNINGS))
+NO_SIGNAL, ALL_LIGHT, FEW, EQUAL, NOT_LIFTED, KEPT = range(len(WARNINGS))
 
 NamedArrays = dict[str, NDArray[Any]]
 Deviations = Mapping[str, float]
@@ -81,7 +81,7 @@ class FedDPStage(Protocol):
             The noisy sum of the round.
         noise : mapping of str to float
             Planned standard deviations of the noise of its blocks, in grid units.
-        flags : array of bool, (7,)
+        flags : array of bool, (6,)
             Flags of `WARNINGS`. The stage sets those that hold.
         rng : Generator
             Public randomness.
@@ -108,8 +108,8 @@ class FedDPSetting:
 
     @cached_property
     def projection(self) -> Projection:
-        """The grids of the projection to r = min(k, d) directions."""
-        directions = min(self.n_clusters, self.n_features)
+        """The grids of the projection to r directions: k, or d or 128 if that is less."""
+        directions = min(self.n_clusters, self.n_features, MOST_VECTORS)
         return Projection(self.domain, self.fraction_bits, directions)
 
     def projection_range(self) -> Range:

@@ -22,6 +22,7 @@ from flower_kmeans.algorithms.feasibility import MAX_WORDS, with_capacity
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
+from flower_kmeans.algorithms.numerics.eigenspace import MOST_ROTATED
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, Projection
 from flower_kmeans.algorithms.registry import register
 from flower_kmeans.algorithms.state import Query, Range, State
@@ -45,7 +46,6 @@ from flower_kmeans.algorithms.synopsis_constants import (
     MOST_CHOSEN,
     MOST_COLUMNS,
     MOST_DIRECTIONS,
-    MOST_ROTATED,
     MOST_SYNOPSIS,
     MOST_WIDE_FRACTION,
     REFINEMENT_COUNTS,

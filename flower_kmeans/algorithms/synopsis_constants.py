@@ -81,9 +81,6 @@ CLEAR_MOMENTS = 0.35
 MOST_COLUMNS = 2048
 """Most columns with second moments. More would exceed the words of a message."""
 
-MOST_ROTATED = 128
-"""Most columns whose eigenvectors come from rotations, which are too slow for more."""
-
 MOST_DIRECTIONS = 64
 """Most directions of a synopsis with second moments."""
 

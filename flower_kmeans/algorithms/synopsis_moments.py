@@ -13,9 +13,9 @@ from flower_kmeans.algorithms.layout import Block, Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
 from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.cost import squared_distances
-from flower_kmeans.algorithms.numerics.eigenspace import leading
+from flower_kmeans.algorithms.numerics.eigenspace import leading_eigenvectors
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
-from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
+from flower_kmeans.algorithms.numerics.jacobi import orthonormal
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
 from flower_kmeans.algorithms.state import Range, StateArrays
@@ -27,7 +27,6 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_REST,
     LEAST_VARIANCE,
     MOST_NORM_NOISE,
-    MOST_ROTATED,
     NOISE_NORM,
     PRIOR_NORM,
     PRIOR_SPREAD,
@@ -135,28 +134,13 @@ class MomentsStage:
         of_total = noise * math.sqrt(d)
         norm = mean_norm(total / n, of_total / n)
         edge = math.sqrt(2 * d) * noise / n
-        vectors, values = self._eigenvectors(moments / n, edge)
-        variances, n_clear = spectrum(values, edge, norm)
         p = self.setting.n_directions
+        vectors, values = leading_eigenvectors(moments / n, p, edge)
+        variances, n_clear = spectrum(values, edge, norm)
         n_live = min(p, max(n_clear, self.setting.fewest_live))
         # If d directions are live, they span all columns, so no note is needed.
         flags[Note.NO_SIGNAL] = n_clear == 0 and n_live < d
         return self._directions(vectors, variances, n_live)
-
-    def _eigenvectors(
-        self, moments: FloatArray, edge: float
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return p or more leading eigenvectors, (d, >= p), and d eigenvalues.
-
-        In many columns only p of them are computed, and the other eigenvalues are 0.
-        """
-        d = self.setting.n_features
-        if d <= MOST_ROTATED:
-            return eigenvectors(moments)
-        p = self.setting.n_directions
-        vectors, values = leading(moments, p, edge)
-        others = np.zeros(d - p)
-        return vectors, np.concatenate([values, others])
 
     def _random_directions(
         self, found: NoisySum, flags: IntArray, source: np.random.Philox

@@ -19,6 +19,7 @@ import numpy as np
 
 from flower_kmeans.algorithms.layout import Layout, Statistic
 from flower_kmeans.algorithms.meaning import Meaning
+from flower_kmeans.algorithms.numerics.eigenspace import MOST_ROTATED
 from flower_kmeans.algorithms.numerics.portable import logarithm
 from flower_kmeans.algorithms.numerics.postprocess import scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import Projection, squared_bound
@@ -33,7 +34,6 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_SIGNAL,
     MANY_CLUSTERS,
     MOST_FACTOR,
-    MOST_ROTATED,
     MOST_SIGNAL,
     RADIUS_FACTOR,
     REAL_BITS,

@@ -16,6 +16,7 @@ import pytest
 
 from flower_kmeans import algorithms
 from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm, tightened
+from flower_kmeans.algorithms.answers import reconstructed
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.sensitivity import sensitivities
@@ -57,7 +58,7 @@ def with_ranges(*parameters, **options) -> Algorithm:
 
 WIDE = Box([-9] * 6, [9] * 6, tighten=0.1)
 PURE = PrivacyBudget(None)
-BALLS = {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130, 160)}
+BALLS = {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130, 140, 160)}
 TWICE = {"assignment": "e-exclusive", "max_contribution": 2, "min_size": 300}
 
 
@@ -84,6 +85,31 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "synopsis-wide": partial(synopsis, 3, BALLS[70], PrivacyBudget(4.0), n_records=N),
     "synopsis-embeddings": partial(
         synopsis, 3, BALLS[160], PrivacyBudget(4.0), n_records=N
+    ),
+    "synopsis-embeddings-persons": partial(
+        synopsis,
+        3,
+        BALLS[140],
+        PrivacyBudget(6.0, 1e-6, unit="person"),
+        n_persons=N,
+    ),
+    "synopsis-embeddings-clients": partial(
+        synopsis,
+        3,
+        BALLS[140],
+        PrivacyBudget(20.0, 1e-6, unit="client"),
+        n_records=N,
+        n_clients=300,
+    ),
+    "synopsis-embeddings-ranges": partial(
+        with_ranges,
+        3,
+        Box([-9] * 140, [9] * 140, tighten=0.3),
+        PrivacyBudget(40.0),
+        n_records=N,
+    ),
+    "synopsis-embeddings-sphere": partial(
+        synopsis, 3, Sphere(140), PrivacyBudget(6.0), n_records=N
     ),
     "synopsis-blind": partial(
         synopsis, 3, BALLS[130], PrivacyBudget(0.1, 1e-6), n_records=N
@@ -143,6 +169,9 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "glloyd-sphere": noisy("GLloyd", 5, Sphere(6), BUDGET),
     "fastlloyd-sphere": noisy("FastLloyd", 5, Sphere(6), BUDGET),
 }
+LONG = [name for name in CASES if name.startswith("synopsis-embeddings-")]
+"""Cases whose records are about half as long as the radius, so that directions are clear."""
+
 # Of all states of each run. A change of a digest is a change of what clients of other
 # versions would compute: the run document must not accept both.
 DIGESTS = {
@@ -158,6 +187,10 @@ DIGESTS = {
     "synopsis": "d0df938329b0a10225fc9d0b941f1645",
     "synopsis-wide": "4f4cb6e66267b84ad2b62e30a238d0f8",
     "synopsis-embeddings": "5b90d869c0543ac373de8c60a840c4e5",
+    "synopsis-embeddings-persons": "c30c7b6cfb65d045a8ae604c87e6655b",
+    "synopsis-embeddings-clients": "d3403aeb0332929b453d89f511eab367",
+    "synopsis-embeddings-ranges": "29453069b8d0f880a2d760054bcc014a",
+    "synopsis-embeddings-sphere": "b17612d3bbf817fd7bbff7ff726fb0bc",
     "synopsis-blind": "25137754cf096de5a3c7084460b33087",
     "synopsis-clients": "24a45502c5e4059f8345c1434cca64b3",
     "synopsis-sized": "f5b45180b42c45f5a79fc7426d3256f1",
@@ -182,19 +215,20 @@ def digest(name: str) -> str:
     points = (
         means[np.arange(N) % 7] + normals(random_words(source, N * d)).reshape(N, d) / 4
     )
-    points = np.floor(points * (2.0**q / 8 / d))
+    length = 1 / 24 if name in LONG else 1 / 8 / d
+    points = np.floor(points * (2.0**q * length))
     records = GridRecords.from_grid(np.clip(points, -(2**q) // 3, 2**q // 3), q)
     state, found = algorithm.initial_state(), hashlib.sha256()
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         words = algorithm.layout(number).flatten(algorithm.statistic(query, records))
+        words *= algorithm.full_weight or 1
         # Rounded, so that calibration cannot matter.
         scale = np.floor(sensitivities(algorithm, number) * 16) / 16
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
-        answer = algorithm.layout(number).unflatten(
-            words + noise.astype(np.int64), answered
-        )
+        total = words + noise.astype(np.int64)
+        answer = reconstructed(algorithm, number, total, answered)
         state = algorithm.update(state, answer)
         for key, array in sorted(state.arrays.items()):
             assert array.dtype == np.int64, key
@@ -204,6 +238,7 @@ def digest(name: str) -> str:
 
 TAKE_LONG = (
     "synopsis-embeddings",
+    *LONG,
     "synopsis-sized",
     "synopsis-sized-exact",
     "synopsis-wide",
@@ -224,7 +259,7 @@ def found():
 
 
 def test_states_are_the_same_integers_on_an_older_processor():
-    names = ["fastlloyd", "pe-means", "synopsis"]
+    names = ["fastlloyd", "pe-means", "synopsis", "synopsis-embeddings-clients"]
     code = (
         f"from tests.algorithms.test_replay import digest; print(*map(digest, {names}))"
     )

@@ -1,6 +1,7 @@
-"""Leading eigenvectors of wide symmetric matrices, with the same bits on every processor.
+"""Leading eigenvectors of symmetric matrices of any width, with the same bits everywhere.
 
-`jacobi` takes minutes above a few hundred columns. Here a block of vectors is multiplied
+Up to `MOST_ROTATED` columns they come from `jacobi`, which takes minutes above a few
+hundred columns. Beyond, a block of vectors is multiplied
 by polynomials of the matrix, and then rotated within its span (block iteration with
 Chebyshev filters and Rayleigh-Ritz steps: Zhou and Saad, SIAM Journal on Matrix
 Analysis 29, 2007). The number of steps is fixed.
@@ -25,11 +26,20 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import row_sums
 from flower_kmeans.threads import single_threaded_blas
 
+MOST_ROTATED = 128
+"""Most columns whose eigenvectors come from rotations, which are too slow for more."""
+
 MOST_COLUMNS = 4096
 """Most columns of a matrix: with more, lower parts of rows could be longer than 2^26."""
 
 BLOCK = 64
 """Vectors that are computed at least. With fewer the last ones converge slowly."""
+
+MOST_VECTORS = 128
+"""Most vectors that are computed. Rotations within the span of more take many seconds."""
+
+ROUNDING = 2.0**-26
+"""Error of an eigenvalue for each column, at most, over the length of the matrix."""
 
 _ROUNDS = 6
 _DEGREE = 6
@@ -44,9 +54,26 @@ _LOW = 2.0**20
 _SHORT = 1 - 2.0**-20
 # Lengths below this one are those of zeros.
 _TINY = 2.0**-60
-# Largest product of two unit vectors that count as orthogonal. 64 such vectors, made
-# `_SHORT`, lengthen no vector.
+# Largest product of two unit vectors that count as orthogonal. `MOST_VECTORS` of them,
+# made `_SHORT`, lengthen no vector: they could be twice as many.
 _OVERLAP = 2.0**-27
+
+
+def leading_eigenvectors(
+    matrix: FloatArray, n_vectors: int, edge: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return p leading eigenvectors, (d, p), and d eigenvalues, (d,), of a symmetric matrix.
+
+    Eigenvalues descend. Above `MOST_ROTATED` columns only p of them are computed, and the
+    others are 0. Parameters are those of `leading`.
+    """
+    d = len(matrix)
+    if d <= MOST_ROTATED:
+        vectors, values = eigenvectors(matrix)
+        return vectors[:, :n_vectors], values
+    vectors, values = leading(matrix, n_vectors, edge)
+    others = np.zeros(d - n_vectors)
+    return vectors, np.concatenate([values, others])
 
 
 def leading(
@@ -63,7 +90,7 @@ def leading(
         A symmetric matrix with finite entries of at most 1e150 in absolute value. d is
         at most `MOST_COLUMNS`.
     n_vectors : int
-        p, the number of eigenvectors, at most d.
+        p, the number of eigenvectors, at most d and at most `MOST_VECTORS`.
     edge : float
         The largest absolute eigenvalue of the noise in the matrix, 0 or more.
     """

@@ -102,24 +102,6 @@ def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
     return matrix
 
 
-def leading_directions(
-    words: IntArray, n_features: int, n_directions: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return the leading eigenvectors, (d, p), and eigenvalues, (p,), of noisy moments.
-
-    Eigenvalues descend. If the decomposition fails, the vectors are the first p axes,
-    and the eigenvalues are NaN.
-    """
-    try:
-        with np.errstate(all="ignore"), single_threaded_blas():
-            values, vectors = np.linalg.eigh(symmetric(words, n_features))
-    except np.linalg.LinAlgError:
-        return np.eye(n_features, n_directions), np.full(n_directions, np.nan)
-    # `eigh` gives ascending eigenvalues.
-    last = slice(None, -n_directions - 1, -1)
-    return vectors[:, last], values[last]
-
-
 # -------------------------------------------------------------------------- projections
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms.numerics import eigenspace
-from flower_kmeans.algorithms.numerics.eigenspace import leading
+from flower_kmeans.algorithms.numerics.eigenspace import leading, leading_eigenvectors
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from tests.support.processors import environments, outputs, printed
@@ -43,6 +43,38 @@ def test_clear_eigenvectors_are_those_of_linear_algebra(d, n_clear):
     np.testing.assert_allclose(
         values[:n_clear], expected[::-1][:n_clear], atol=1e-3 * edge
     )
+
+
+@pytest.mark.parametrize("d", [6, 128, 129])
+def test_few_columns_and_many_have_one_function(d):
+    """From few columns all eigenvalues are known, and from many only those that are asked."""
+    matrix, edge = noisy(d, 3, 1e-4)
+    vectors, values = leading_eigenvectors(matrix, 3, edge)
+    assert vectors.shape == (d, 3)
+    assert values.shape == (d,)
+    expected, exact = np.linalg.eigh(matrix)
+    np.testing.assert_allclose(values[:3], expected[::-1][:3], atol=1e-3 * edge)
+    held = np.abs((vectors * exact[:, :-4:-1]).sum(axis=0))
+    np.testing.assert_allclose(held, 1, atol=1e-8)
+    if d > eigenspace.MOST_ROTATED:
+        np.testing.assert_array_equal(values[3:], 0)
+    else:
+        np.testing.assert_allclose(values[3:], expected[-4::-1], atol=1e-12)
+
+
+def test_the_most_vectors_are_orthonormal_and_keep_products_exact():
+    d = 200
+    matrix, edge = noisy(d, 150, 1e-6)
+    n_vectors = eigenspace.MOST_VECTORS
+    vectors, _ = leading(matrix, n_vectors, edge)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(n_vectors), atol=1e-11)
+    captured = np.einsum("ij,ij->", vectors, matrix @ vectors)
+    assert captured > (1 - 1e-4) * np.linalg.eigvalsh(matrix)[-n_vectors:].sum()
+    # So many rows of the largest products lengthen no vector.
+    short = eigenspace._SHORT
+    products = np.full((n_vectors, n_vectors), eigenspace._OVERLAP)
+    np.fill_diagonal(products, 1.0)
+    assert np.linalg.eigvalsh(short * short * products)[-1] <= 1
 
 
 def test_fewer_vectors_are_the_first_of_many():

@@ -15,7 +15,6 @@ from flower_kmeans.algorithms.numerics.projection import (
     MOMENT_BITS,
     ProjectedRecords,
     Projection,
-    leading_directions,
     lifted_sums,
     moment_bits,
     moment_units,
@@ -112,19 +111,6 @@ def test_units_of_moments_hold_and_are_attained(name, q):
     np.testing.assert_allclose(units[:3], units[3:] * math.sqrt(2))
     assert (units[3:] * math.sqrt(2) >= units[:3]).all()
     assert squared_bound(domain, q) == round(domain.l2_bound(q) ** 2)
-
-
-def test_leading_directions_are_those_of_the_largest_eigenvalues():
-    rng = np.random.default_rng(3)
-    vectors = np.linalg.qr(rng.normal(size=(6, 6)))[0]
-    values = np.array([9.0, 7.0, 4.0, 1.0, 0.0, -20.0]) * 2**30
-    matrix = (vectors * values) @ vectors.T
-    words = np.concatenate([np.diagonal(matrix), matrix[np.triu_indices(6, 1)]])
-    directions, found = leading_directions(np.rint(words).astype(np.int64), 6, 3)
-    np.testing.assert_allclose(found, values[:3], rtol=1e-6)
-    np.testing.assert_allclose(
-        np.abs((directions * vectors[:, :3]).sum(axis=0)), 1, atol=1e-6
-    )
 
 
 # ----------------------------------------------------------------- projections
