@@ -11,6 +11,7 @@ most what is returned here.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,10 +101,23 @@ def floor(
     n_starts : int
         Starts of k-means, as for `yardsticks`.
     """
-    least = math.ceil(fewest)
     best = _kmeans(records, n_clusters, n_starts, _SEED)
-    sizes = np.bincount(_squared(records, best).argmin(axis=1), minlength=n_clusters)
-    if sizes.min() >= least:
+    return _floor_from(records, best, fewest)
+
+
+def floors(
+    records: FloatArray, n_clusters: int, fewest: Sequence[float], n_starts: int = 10
+) -> list[float]:
+    """Return `floor` for each of several bounds. k-means is searched once."""
+    best = _kmeans(records, n_clusters, n_starts, _SEED)
+    return [_floor_from(records, best, bound) for bound in fewest]
+
+
+def _floor_from(records: FloatArray, best: FloatArray, fewest: float) -> float:
+    least = math.ceil(fewest)
+    n_clusters = len(best)
+    labels = _squared(records, best).argmin(axis=1)
+    if np.bincount(labels, minlength=n_clusters).min() >= least:
         return nicv(records, best)
     most = max(1, min(n_clusters, len(records) // max(least, 1)))
     costs = [_constrained(records, start, least) for start in _starts(records, most)]
