@@ -43,8 +43,8 @@ def scale_of(
 ) -> Scale:
     """Return yardsticks and floors of records, (n, d), for budgets of one delta.
 
-    k-means is the best of `_STARTS` starts, or a floor where the search of the floor
-    found less.
+    k-means is the best of `_STARTS` starts, or what the search of a floor found, if
+    this is less.
     """
     bounds = [
         fewest_records(records.shape[1], mu_of_budget(epsilon, delta))
@@ -54,7 +54,7 @@ def scale_of(
     kmeans, *found = floors(records, n_clusters, [0.0, *bounds], _STARTS)
     one_cluster = nicv(records, records.mean(axis=0, keepdims=True))
     return Scale(
-        Yardsticks(min(kmeans, *found), one_cluster),
+        Yardsticks(kmeans, one_cluster),
         dict(zip(epsilons, found, strict=True)),
     )
 

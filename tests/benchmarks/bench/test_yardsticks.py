@@ -59,6 +59,21 @@ def test_the_floor_of_few_records_is_near_that_of_all_divisions(seed, fewest):
     assert true >= made.yardsticks(records, 3).kmeans - 1e-12
 
 
+def test_floors_grow_with_the_bound():
+    records = np.random.default_rng(5).normal(size=(60, 2)) ** 3
+    bounds = [14.0, 0.0, 20.0, 8.0, 60.0]
+    found = made.floors(records, 4, bounds)
+    assert all(
+        cost <= made.floor(records, 4, bound)
+        for bound, cost in zip(bounds, found, strict=True)
+    )
+    in_order = [found[at] for at in np.argsort(bounds)]
+    assert in_order == sorted(in_order)
+    best = made.yardsticks(records, 4)
+    assert found[1] <= best.kmeans < found[2]
+    assert found[4] == pytest.approx(best.one_cluster)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_records_are_assigned_at_the_least_cost(seed):
     rng = np.random.default_rng(seed)
