@@ -28,16 +28,17 @@ from protocols import (
     box_of,
     in_ball,
     over_parts,
+    pe_means_delta,
     strategy_of,
 )
 from scipy.integrate import trapezoid
 from scipy.stats import gmean
 
-from bench import script, tables
+from bench import scales, script, tables
 from bench.data import Data, family_of
 from bench.harness import Options, Row, Suite, Task
 from bench.runner import load_suite
-from bench.tables import areas_of, markdown, shown_half
+from bench.tables import Curves, areas_of, markdown, shown_half
 from flower_kmeans import Ball, PrivacyBudget, strategies
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AT_EPSILON = 1.0
+RELATIVE_AT = (0.25, 1.0, 4.0)
+"""Epsilons at which costs stand beside their yardsticks."""
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 DIFFPRIVLIB = "diffprivlib"
 BALL_METHODS = ("SynopsisKMeans", "SynopsisKMeans:oblivious", "PEMeans", "HDPEMeans")
@@ -153,7 +156,7 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
         task.method,
         data,
         ball_of(data) if task.method in BALL_METHODS else box_of(data, largest),
-        PrivacyBudget(task.epsilon, len(data.records) ** -1.1),
+        PrivacyBudget(task.epsilon, pe_means_delta(len(data.records))),
         task.run,
         **{} if oblivious else {"trust": "trusted-server"},
     )
@@ -164,9 +167,6 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
 
 
 # --------------------------------------------------------------------------- figures
-
-
-Curves = Mapping[tuple[Any, ...], Curve]
 
 
 def digits(value: float) -> str:
@@ -250,7 +250,7 @@ def lift_noise(name: str, epsilon: float) -> float:
     A centroid is a noisy sum, with noise sigma in d columns, divided by N / k.
     """
     n, (k, d) = 20_000, map(int, name.split("_")[1:])
-    budget = PrivacyBudget(epsilon, n**-1.1)
+    budget = PrivacyBudget(epsilon, pe_means_delta(n))
     made = strategies.HDPEMeans(
         k, Ball(1.0, np.zeros(d)), budget, n, n_clients=2, equal_noise=True
     )
@@ -294,6 +294,13 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def scale_of(name: str, options: Options) -> scales.Scale:
+    """Return the yardsticks of a data set in this protocol. NOT PRIVATE."""
+    data = in_ball(name, options)
+    delta = pe_means_delta(len(data.records))
+    return scales.scale_of(data.records, data.n_clusters, delta, EPSILONS)
+
+
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Return rows by data set, in the order of `DATASETS` and then of the rows, and by method."""
     names = tables.unique([*DATASETS, *(row["data"] for row in rows)])
@@ -305,11 +312,10 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return all tables."""
     rows = ordered(rows)
-    curves, names = (
-        tables.curves_of(rows, "loss"),
-        tables.unique(row["data"] for row in rows),
-    )
+    curves = tables.curves_of(rows, "loss")
+    names = tables.unique(row["data"] for row in rows)
     capped = sorted({row["data"] for row in rows if row["capped"]})
+    measured = {name: scale_of(name, options) for name in names if name in options.data}
     parts = [
         auc_table(curves, names),
         "In brackets: whole runs. The population was capped on: "
@@ -319,6 +325,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         tables.over_grid(rows, "loss", EPSILONS, form=".3g", count=False),
         "Losses over that of KMeans:",
         tables.over_grid(ratios(rows), "loss", EPSILONS, count=False),
+        *scales.relative_tables(curves, measured, EPSILONS, RELATIVE_AT),
     ]
     return "\n\n".join(parts)
 

@@ -41,6 +41,16 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Changed parameters by the word after the colon in a method's name."""
 
 
+def fastlloyd_delta(n_records: int) -> float:
+    """Return the delta of FastLloyd's paper (section 6)."""
+    return 1 / (n_records * math.log(n_records))
+
+
+def pe_means_delta(n_records: int) -> float:
+    """Return the delta of PE-means' paper (section IV)."""
+    return float(n_records**-1.1)
+
+
 @lru_cache(maxsize=4)
 def in_box(name: str, options: Options) -> Data:
     """Return a data set with its columns in [-1, 1] (FastLloyd, section 6)."""
@@ -99,8 +109,8 @@ def as_fastlloyd(
     data: Data, method: str, epsilon: float | None, seed: int
 ) -> Clustering:
     """Run one strategy in FastLloyd's protocol: `in_box`, two random halves; None for Lloyd."""
-    n = len(data.records)
-    budget = PrivacyBudget(epsilon, None if epsilon is None else 1 / (n * math.log(n)))
+    delta = None if epsilon is None else fastlloyd_delta(len(data.records))
+    budget = PrivacyBudget(epsilon, delta)
     parameters = {"trust": "trusted-server"} if method in OF_THE_SERVER else {}
     strategy = strategy_of(method, data, box_of(data), budget, seed, **parameters)
     return over_parts(strategy, data, seed)

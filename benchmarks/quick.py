@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bench import script, tables
+from bench import scales, script, tables
 from bench.data import to_unit_box
 from bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.algorithms.numerics.initialization import public_generator
@@ -121,14 +121,42 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
     )
 
 
+def scale_of(name: str, options: Options, epsilons: Sequence[float]) -> scales.Scale:
+    """Return the yardsticks of the records that clients have. NOT PRIVATE."""
+    case = case_of(name, options)
+    n_records = len(case.records)
+    # The delta depends on the number of records alone.
+    delta = PrivacyBudget(1.0).resolved(n_records).delta
+    return scales.scale_of(case.records, case.n_clusters, delta, epsilons)
+
+
 def epsilons_of(rows: Sequence[Row]) -> list[float]:
     """Return the epsilons of rows."""
     return sorted({row["epsilon"] for row in rows} - {None})
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
-    """Return mean ratios with their intervals, a row for each data set and method."""
-    return tables.over_grid(ordered(rows), "ratio", epsilons_of(rows))
+    """Return mean ratios with their intervals, and beside all yardsticks."""
+    rows = ordered(rows)
+    epsilons = epsilons_of(rows)
+    names = tables.unique(row["data"] for row in rows)
+    parts = [tables.over_grid(rows, "ratio", epsilons)]
+    there = [name for name in names if name in options.data]
+    if there and epsilons:
+        best = {name: case_of(name, options).best for name in there}
+        costs = [
+            {**row, "cost": row["ratio"] * best[row["data"]]}
+            for row in rows
+            if row["data"] in best
+        ]
+        measured = {name: scale_of(name, options, epsilons) for name in there}
+        parts += [
+            "Yardsticks, not private:",
+            scales.yardstick_table(measured, epsilons),
+            scales.MEANING,
+            scales.relative_costs(tables.curves_of(costs, "cost"), measured, epsilons),
+        ]
+    return "\n\n".join(parts)
 
 
 def plot(rows: Sequence[Row], options: Options) -> "Figure":

@@ -19,21 +19,24 @@ from protocols import (
     PROJECTED,
     as_fastlloyd,
     best_of_ten,
+    fastlloyd_delta,
     in_box,
 )
 
-from bench import script, tables
+from bench import scales, script, tables
 from bench.data import BUNDLED
 from bench.harness import Options, Row, Suite, Task
-from bench.tables import areas_of, markdown, shown_half
+from bench.tables import Curves, areas_of, markdown, shown_half
 from flower_kmeans.metrics import nicv
-from flower_kmeans.report.curves import Curve, draw_lines, interval
+from flower_kmeans.report.curves import draw_lines, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_PRIVATE = (KMEANS, "Lloyd")
 EPSILONS = (0.1, 0.25, 0.5, 0.75, 1.0)
+RELATIVE_AT = (0.1, 0.25, 1.0)
+"""Epsilons at which NICV stands beside its yardsticks."""
 METHODS = (
     *NOT_PRIVATE,
     "SuLloyd",
@@ -103,9 +106,6 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 # --------------------------------------------------------------------------- figures
 
 
-Curves = Mapping[tuple[Any, ...], Curve]
-
-
 def verdict(mean: float, half: float, reference: str) -> str:
     """Say how a mean compares with a reference figure, which is as good as its last digit.
 
@@ -169,6 +169,13 @@ def data_table(names: Sequence[str], options: Options) -> str:
     return markdown(["data", "records", "columns", "clusters", "note"], lines, (0, 4))
 
 
+def scale_of(name: str, options: Options) -> scales.Scale:
+    """Return the yardsticks of a data set in this protocol. NOT PRIVATE."""
+    data = in_box(name, options)
+    delta = fastlloyd_delta(len(data.records))
+    return scales.scale_of(data.records, data.n_clusters, delta, EPSILONS)
+
+
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Return rows by their data sets, in the order of `DATASETS` and then of the rows."""
     names = tables.unique([*DATASETS, *(row["data"] for row in rows)])
@@ -183,13 +190,16 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     fewest, most = min(map(len, points)), max(map(len, points))
     runs = f"{most}" if fewest == most else f"{fewest} to {most}"
     factors = sorted({round(row["noise_factor"], 4) for row in rows})
+    names = tables.unique(row["data"] for row in rows)
+    measured = {name: scale_of(name, options) for name in names if name in options.data}
     parts = [
-        data_table(tables.unique(row["data"] for row in rows), options),
+        data_table(names, options),
         f"{runs} runs per point; noise over the planned noise: "
         + ", ".join(f"{factor:g}" for factor in factors),
         auc_table(curves),
         wide_table(curves),
         tables.over_grid(rows, "nicv", EPSILONS, form=".3g", count=False),
+        *scales.relative_tables(curves, measured, EPSILONS, RELATIVE_AT),
     ]
     return "\n\n".join(parts)
 

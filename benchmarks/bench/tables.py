@@ -9,6 +9,9 @@ from scipy.integrate import trapezoid
 from bench.harness import Row
 from flower_kmeans.report.curves import Curve, interval, points_of
 
+Curves = Mapping[tuple[Any, ...], Curve]
+"""Curves of data sets and methods."""
+
 
 def shown_half(half: float, mean: float) -> str:
     """Return half an interval as text. Differences by rounding are shown as 0."""
@@ -53,7 +56,7 @@ def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
     return [float(trapezoid([point[run] for point in points], grid)) for run in whole]
 
 
-def panels(curves: Mapping[tuple[Any, ...], Curve]) -> dict[str, dict[str, Curve]]:
+def panels(curves: Curves) -> dict[str, dict[str, Curve]]:
     """Return curves of data sets and methods by data set, as `draw_lines` takes them."""
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
     for (name, method), curve in curves.items():

@@ -154,7 +154,31 @@ def test_losses_of_a_finished_file_stand_beside_the_printed_ones(
     assert "The population was capped on: iris" in printed
     assert "| iris | PEMeans | 2 ± 2.5 | " in printed
     assert "| iris | PEMeans | 4.000 ± 5 | " in printed  # over the loss of KMeans
+    assert "Yardsticks" not in printed  # the records are not there
     assert {"tables.md", "loss.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(("name", "cost"), [("loss", "loss"), ("utility", "nicv")])
+def test_costs_stand_beside_their_yardsticks(script, options, name, cost):
+    """A method without privacy, and one whose centroids are one cluster's."""
+    suite = script(name)
+    fixed = {"n_rounds": 7, "noise_factor": 1.0, "seconds": 0.1, "capped": False}
+    scale = suite.scale_of("iris", options)
+    costs = {
+        "KMeans": scale.yardsticks.kmeans,
+        "FastLloyd": scale.yardsticks.one_cluster,
+    }
+    rows = [
+        {"data": "iris", "method": method, "epsilon": epsilon, "run": 0, cost: found}
+        | fixed
+        for method, found in costs.items()
+        for epsilon in ((None,) if method == "KMeans" else suite.EPSILONS)
+    ]
+    ratio = scale.yardsticks.ratio(scale.yardsticks.one_cluster)
+    shown = f"{ratio:.3f}" if ratio < 9.995 else f"{ratio:.1f}"
+    text = suite.tables_of(rows, options)
+    assert f"| iris | 1.000; 0.000 | {shown}; 1.000 |" in text
+    assert f"| iris | FastLloyd | {shown}; 1.000 | {shown}; 1.000 |" in text
 
 
 def test_the_noise_of_the_lift_is_that_of_sums_over_the_records_of_a_cluster(script):

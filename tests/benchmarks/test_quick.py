@@ -67,9 +67,14 @@ def test_every_method_runs_as_the_protocol_says(small, monkeypatch):
         )
         held = {row.tobytes() for row in together}
         assert not held & {row.tobytes() for row in case.server_data}
-    table = quick.tables_of(rows, small.options).splitlines()
-    assert table[0] == "| data | method | eps 0.5 |"
-    assert len(table) == 2 + len(rows)
+    ratios, _, yardsticks, _, relative = quick.tables_of(rows, small.options).split(
+        "\n\n"
+    )
+    for table in (ratios, relative):
+        assert table.splitlines()[0] == "| data | method | eps 0.5 |"
+        assert len(table.splitlines()) == 2 + len(rows)
+    assert "| wide | KMeans | 1.000; 0.000 |" in relative
+    assert yardsticks.splitlines()[-1].startswith("| wide | ")
     assert quick.plot(rows, small.options).axes[0].get_title() == "wide"
 
 
