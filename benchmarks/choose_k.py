@@ -171,9 +171,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 
 
 def compared(rows: Sequence[Row]) -> str:
-    """Return ratios to k-means, ratios to the floor and lost gains, by family and epsilon."""
+    """Return ratios to k-means and lost gains, by family and epsilon."""
 
-    def column(form: Callable[[Row], float], method: str, right: bool) -> Any:
+    def column(method: str, *, right: bool) -> Callable[[list[Row]], str]:
         def show(of: list[Row]) -> str:
             chosen = [
                 row
@@ -182,23 +182,19 @@ def compared(rows: Sequence[Row]) -> str:
             ]
             if not chosen:
                 return ""
-            return f"{np.mean([form(row) for row in chosen]):.3f}"
+            ratio, lost, floor = (
+                float(np.mean([row[name] for row in chosen]))
+                for name in ("ratio", "lost", "floor")
+            )
+            return lost_gain.whole(ratio, lost, floor)
 
         return show
 
-    forms: dict[str, Callable[[Row], float]] = {
-        "over k-means": lambda row: float(row["ratio"]),
-        "over the floor": lambda row: float(row["ratio"] / row["floor"]),
-        "lost gain": lambda row: float(row["lost"]),
+    cells = {
+        GIVEN: column(GIVEN, right=False),
+        "right": column(CHOSEN, right=True),
+        CHOSEN: column(CHOSEN, right=False),
     }
-    cells = {}
-    for heading, method, right in (
-        ("k given", GIVEN, False),
-        ("k right", CHOSEN, True),
-        (CHOSEN, CHOSEN, False),
-    ):
-        for name, form in forms.items():
-            cells[f"{heading}: {name}"] = column(form, method, right)
     shown = [
         {
             **row,

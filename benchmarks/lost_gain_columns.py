@@ -41,6 +41,8 @@ WITHOUT_FLOOR = ("laplace", "sulloyd", "clients", "one-each", "plain")
 MANY = "many points"
 OF_FEDDP = "lost gain"
 """A heading of the tables of ``simulations/feddp``, which have one column of ratios."""
+FILES_OF_RANGES = {"s1": 15, "adult": 10, "birch2": 100, "unbalance": 8, "g2mg_4_30": 2}
+"""Files of ranges.md and their numbers of clusters."""
 _NUMBER = re.compile(r"[\d,]*\d(?:\.\d+)?")
 _IN_BRACKETS = re.compile(r"\((\d+\.\d+)\)")
 
@@ -192,7 +194,22 @@ def feddp(options: Options) -> Iterator[str]:
     yield table_of(found)
 
 
-PAGES = {"clients": clients, "sizes": sizes, "feddp": feddp}
+def ranges(options: Options) -> Iterator[str]:
+    """Yield the yardsticks of ranges.md, in the space of the true bounds."""
+    from ranges import EPSILON, GENERATED, generated, given, name_of
+
+    folder = options.data_dir or Path()
+    files = [str(folder / f"{name}.npz:{k}") for name, k in FILES_OF_RANGES.items()]
+    found = []
+    for case in [*map(generated, GENERATED), *map(given, files)]:
+        costs = yardsticks(case.records, case.n_clusters)
+        found.append(
+            Measured(name_of(case), case.records, case.n_clusters, costs, (EPSILON,))
+        )
+    yield table_of(found)
+
+
+PAGES = {"clients": clients, "sizes": sizes, "feddp": feddp, "ranges": ranges}
 
 
 # --------------------------------------------------------------------------- columns
@@ -288,10 +305,12 @@ def lost_of(column: str, named: dict[str, str], row: Row) -> str:
     if not any(word in words for word in WITHOUT_FLOOR):
         epsilon = column.removeprefix("eps ")
         if not column.startswith("eps "):
-            epsilon = named.get("epsilon", "")
+            epsilon = named.get("epsilon", "1")
         floor = row.number(f"floor, eps {epsilon}")
-    shown = lost_gain.text(ratio, (ratio - 1) / (one - 1), floor)
-    return shown if kmeans is None else f"{ratio:.3f}; {shown}"
+    lost = (ratio - 1) / (one - 1)
+    if kmeans is None:
+        return lost_gain.text(ratio, lost, floor)
+    return lost_gain.whole(ratio, lost, floor)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -154,7 +154,7 @@ def text(values: FloatArray) -> str:
 
 def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
     """Yield the lines of both tables."""
-    ways = "true | true + tighten | one 100x | + tighten | all 100x | + tighten"
+    ways = "true | true + tighten | one 100x | one + tighten | all 100x | all + tighten"
     yield f"| set | {ways} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     second = [f"| set | one cluster | floor | {ways} |"]
@@ -166,12 +166,17 @@ def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
             for wide in WIDE
             for tighten in (None, TIGHTEN)
         ]
-        n_records, d = case.records.shape
-        name = f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
+        name = name_of(case)
         yield f"| {name} | {' | '.join(text(each / best.kmeans) for each in found)} |"
         second.append(beside(name, case, best, found))
     yield ""
     yield from second
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a set in tables, with its sizes."""
+    n_records, d = case.records.shape
+    return f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
 
 
 def beside(name: str, case: Case, best: Yardsticks, found: Sequence[FloatArray]) -> str:

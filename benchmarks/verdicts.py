@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from ranges import Case, given, scaled
+from ranges import Case, given, name_of, scaled
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_breast_cancer, load_wine, make_blobs
 from sklearn.metrics import adjusted_rand_score
@@ -91,12 +91,6 @@ def unseen(case: Case) -> Comparison:
     return found.compare(case.records)
 
 
-def of_floor(ratio: float, floor: float) -> str:
-    """Return a ratio to k-means, and in brackets that to the floor where it differs."""
-    shown = f"{ratio:.3f}"
-    return shown if floor <= lost_gain.NEAR else f"{shown} ({ratio / floor:.3f})"
-
-
 def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
     """Yield the lines of all tables."""
     agreement = defaultdict(list)
@@ -124,12 +118,12 @@ def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
                 ratios.append(comparison.ratio)
             cells.append(f"{np.median(lost):.3f}")
             floor = lost_gain.floor_over(best, case.records, case.n_clusters, epsilon)
-            costs.append(of_floor(float(np.median(ratios)), floor))
-        n_records, d = case.records.shape
-        name = f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
-        ratio = nothing.one_cluster_ratio
+            ratio = float(np.median(ratios))
+            costs.append(f"{ratio:.3f}{lost_gain.over_floor(ratio, floor)}")
+        name = name_of(case)
+        one = nothing.one_cluster_ratio
         yield (
-            f"| {name} | {ratio:.2f} | {nothing.largest_lost_gain:.2f} | "
+            f"| {name} | {one:.2f} | {nothing.largest_lost_gain:.2f} | "
             f"{' | '.join(cells)} |"
         )
         second.append(f"| {name} | {' | '.join(costs)} |")

@@ -215,12 +215,11 @@ def compared() -> dict[str, Callable[[list[Row]], str]]:
             if method not in [row["method"] for row in of]:
                 return "-"
             ratio = mean(of, method, "ratio")
-            lost = lost_gain.text(ratio, mean(of, method, "lost"), of[0]["floor"])
-            return f"{ratio:.3f}, {lost}"
+            return lost_gain.whole(ratio, mean(of, method, "lost"), of[0]["floor"])
 
         return show
 
-    cells = {f"{m}: over k-means, lost gain": shown(m) for m in METHODS}
+    cells = {f"{m}: over k-means; lost gain": shown(m) for m in METHODS}
     cells["one cluster"] = lambda of: f"{of[0]['one_cluster']:.3f}"
     return cells
 

@@ -18,8 +18,8 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.report.curves import points_of
 
 MARK = "lost gain, "
-NEAR = 1.0005
-"""A floor that costs less times k-means is shown as k-means: ratios have three decimals."""
+# A floor that costs less times k-means is k-means: ratios have three decimals.
+_NEAR = 1.0005
 
 
 def head(name: str) -> str:
@@ -33,11 +33,25 @@ def text(ratio: float, lost: float, floor: float | None = None) -> str:
     ``floor`` is that of the cost without privacy over k-means, or ``None`` if there is
     none.
     """
+    return gain(lost) + over_floor(ratio, floor)
+
+
+def whole(ratio: float, lost: float, floor: float | None = None) -> str:
+    """Return a cell with the ratio to k-means, that to the floor in brackets, and lost gain."""
+    return f"{ratio:.3f}{over_floor(ratio, floor)}; {gain(lost)}"
+
+
+def gain(lost: float) -> str:
+    """Return a lost gain as text."""
     # Adding 0 makes a negative zero positive.
-    shown = f"{round(lost, 3) + 0.0:.3f}"
-    if floor is None or floor <= NEAR:
-        return shown
-    return f"{shown} ({ratio / floor:.3f})"
+    return f"{round(lost, 3) + 0.0:.3f}"
+
+
+def over_floor(ratio: float, floor: float | None) -> str:
+    """Return the ratio to the floor in brackets, or nothing if the floor is k-means."""
+    if floor is None or floor <= _NEAR:
+        return ""
+    return f" ({ratio / floor:.3f})"
 
 
 def floor_over(

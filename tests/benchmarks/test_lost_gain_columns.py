@@ -68,7 +68,7 @@ def test_columns_follow_from_those_beside_them_and_the_yardsticks_above(script):
     assert script.filled(found) == found
 
 
-@pytest.mark.parametrize("page", ["clients", "feddp", "sizes"])
+@pytest.mark.parametrize("page", ["clients", "feddp", "ranges", "sizes"])
 def test_published_columns_are_those_of_the_script(script, page):
     text = (ROOT / "docs" / "tables" / f"{page}.md").read_text("utf-8")
     assert "lost gain, " in text

@@ -252,7 +252,7 @@ def test_losses_of_vertical_runs(script, monkeypatch):
     assert len(cells(first)) == 1
     ((_, _, *compared, one),) = cells(second)
     for method, cell in zip(loss.METHODS, compared, strict=True):
-        ratio, lost = map(float, cell.split(", "))
+        ratio, lost = map(float, cell.split("; "))
         (row,) = [row for row in rows if row["method"] == method]
         assert ratio == pytest.approx(row["ratio"], abs=0.001)
         assert lost == pytest.approx((ratio - 1) / (float(one) - 1), abs=0.01)

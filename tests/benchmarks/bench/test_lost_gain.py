@@ -22,6 +22,11 @@ def test_a_cell_has_the_floor_where_it_is_above_kmeans(ratio, lost, least, shown
     assert lost_gain.text(ratio, lost, least) == shown
 
 
+def test_a_whole_cell_has_ratio_and_lost_gain():
+    assert lost_gain.whole(1.5, 0.25, 1.2) == "1.500 (1.250); 0.250"
+    assert lost_gain.whole(1.5, 0.25) == "1.500; 0.250"
+
+
 def test_floors_are_those_of_the_budget():
     rng = np.random.default_rng(0)
     records = np.concatenate([rng.normal(size=(190, 2)), 9 + rng.normal(size=(10, 2))])
