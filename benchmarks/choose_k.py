@@ -4,10 +4,13 @@
 
 For each run that chooses between 2 and 20 clusters there is a run with the true number,
 which spends a part of its budget on Lloyd rounds. If the choice is right, the ratio of
-their losses is the cost of choosing.
+their losses is the cost of choosing. A last table compares the losses of both with
+k-means with the true number of clusters.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,9 +18,10 @@ from direct import final_state
 from protocols import ball_of, in_ball
 from scipy.stats import gmean
 
-from bench import script, tables
+from bench import lost_gain, script, tables
 from bench.data import family_of
 from bench.harness import Options, Row, Suite, Task, grid, seed_of
+from bench.yardsticks import Yardsticks, yardsticks
 from flower_kmeans import PrivacyBudget
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.metrics import nicv
@@ -38,6 +42,21 @@ DATASETS = tuple(
 )
 """The rule was tuned on other sets: 2, 3, 5, 8, 12 and 16 clusters in 2, 4, 8 and 16 columns, of
 ``synth`` with the seeds 0 and 1, and of ``separated`` with 5, 20 and 35 percent."""
+
+
+@lru_cache
+def known(name: str, options: Options) -> Yardsticks:
+    """Return the losses of k-means with the true number of clusters, and of one cluster."""
+    data = in_ball(name, options)
+    return yardsticks(data.records, data.n_clusters)
+
+
+@cache
+def floor_over(name: str, epsilon: float, options: Options) -> float:
+    """Return the floor of private runs over the loss of k-means."""
+    data = in_ball(name, options)
+    kmeans = known(name, options).kmeans
+    return lost_gain.floor_over(kmeans, data.records, data.n_clusters, epsilon)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
@@ -61,9 +80,17 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     synopsis = Synopsis(mixture, algorithm.domain)
     own = nicv(data.records, synopsis.kmeans(k := len(centroids)).centroids)
     elbow = synopsis.elbow([k])
+    loss = nicv(data.records, centroids)
+    losses = known(task.data, options)
+    floor = 1.0
+    if task.epsilon is not None:
+        floor = floor_over(task.data, task.epsilon, options)
     return {
         "clusters": k,
-        "loss": nicv(data.records, centroids),
+        "loss": loss,
+        "ratio": losses.ratio(loss),
+        "lost": losses.lost_gain(loss),
+        "floor": floor,
         "cost": elbow.costs[0] / own,
         "width": (elbow.interval[0, 1] - elbow.costs[0]) / own,
     }
@@ -132,14 +159,52 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
     by_family = sorted(by_epsilon, key=lambda row: row["family"])
     by_number = sorted(by_epsilon, key=lambda row: row["true"])
-    return "\n\n".join(
+    found_tables = [
         tables.by_key(found, {**by, "epsilon": "shown"}, cells, words=2 if by else 1)
         for found, by in (
             (by_epsilon, {}),
             (by_family, {"family": "family"}),
             (by_number, {"true k": "true"}),
         )
-    )
+    ]
+    return "\n\n".join([*found_tables, compared(rows)])
+
+
+def compared(rows: Sequence[Row]) -> str:
+    """Return ratios to k-means and lost gains, by family and epsilon."""
+
+    def column(method: str, *, right: bool) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            chosen = [
+                row
+                for row in of
+                if row["method"] == method and (off(row) == 0 or not right)
+            ]
+            if not chosen:
+                return ""
+            ratio, lost, floor = (
+                float(np.mean([row[name] for row in chosen]))
+                for name in ("ratio", "lost", "floor")
+            )
+            return lost_gain.whole(ratio, lost, floor)
+
+        return show
+
+    cells = {
+        GIVEN: column(GIVEN, right=False),
+        "right": column(CHOSEN, right=True),
+        CHOSEN: column(CHOSEN, right=False),
+    }
+    shown = [
+        {
+            **row,
+            "family": (family_of(row["data"]) or ("",))[0],
+            "shown": "none" if row["epsilon"] is None else f"{row['epsilon']:g}",
+        }
+        for row in rows
+    ]
+    shown.sort(key=lambda row: (row["family"], row["epsilon"] or math.inf))
+    return tables.by_key(shown, {"family": "family", "epsilon": "shown"}, cells, 2)
 
 
 SUITE = Suite(
@@ -151,7 +216,10 @@ SUITE = Suite(
     "noise, as under trusted-server; epsilon none is without noise. The elbow's cost of the number "
     "that a run found is compared with the mean squared distance of the records to its centroids.",
     Task,
-    {"clusters": int, "loss": float, "cost": float, "width": float},
+    {
+        "clusters": int,
+        **dict.fromkeys(("loss", "ratio", "lost", "floor", "cost", "width"), float),
+    },
     lambda options: grid(
         Task,
         options,

@@ -6,17 +6,29 @@ Records are generated around k random directions, at two spreads, with lengths t
 by a factor of about ten. Printed is the mean cosine similarity of a record to its most
 similar centroid: of a run on ``Sphere(d)``; of a run in ``Ball(1, 0)`` on records divided
 by their lengths by hand, whose centroids are divided by theirs; of a run in a ball on
-records as they are; and of spherical k-means without privacy.
+records as they are; of spherical k-means without privacy; and of one direction for all
+records, that of their mean. The lost gain is
+
+    (k-means - similarity) / (k-means - one direction).
+
+The squared distance of two unit vectors is 2 - 2 times their similarity, so this is the
+lost gain of the squared distance, too. A last line has the records of the smallest
+cluster of all spherical k-means, and the largest number sqrt(d) / mu that a cluster
+needs (`bench.yardsticks`). Where it has enough, k-means is the floor.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 
+from bench import lost_gain
+from bench.yardsticks import fewest_records
 from flower_kmeans import Ball, PrivacyBudget, Sphere
 from flower_kmeans.algorithms import (
     Algorithm,
@@ -31,6 +43,7 @@ from flower_kmeans.algorithms import (
 from flower_kmeans.algorithms.numerics.postprocess import centroids_in
 from flower_kmeans.arrays import IntArray
 from flower_kmeans.data.domain import Domain
+from flower_kmeans.privacy.calibration import mu_of_budget
 
 Records = NDArray[np.float64]
 
@@ -98,21 +111,41 @@ def similarity(records: Records, centroids: Records) -> float:
 
 
 def spherical_kmeans(records: Records, rng: np.random.Generator) -> Records:
-    """Return the best centroids, (k, d), of some starts. NOT PRIVATE."""
+    """Return centroids, (k, d), from the best of some starts by k-means++. NOT PRIVATE."""
     directions = unit(records)
+    start = KMeans(N_CLUSTERS, n_init=_STARTS, random_state=int(rng.integers(2**31)))
+    centroids = unit(start.fit(directions).cluster_centers_)
+    for _ in range(_STEPS):
+        sums = np.zeros_like(centroids)
+        np.add.at(sums, nearest(directions, centroids), directions)
+        centroids = unit(sums)
+    return centroids
 
-    def fit() -> Records:
-        chosen = rng.choice(len(directions), N_CLUSTERS, replace=False)
-        centroids = directions[chosen]
-        for _ in range(_STEPS):
-            labels = (directions @ centroids.T).argmax(axis=1)
-            sums = np.zeros_like(centroids)
-            np.add.at(sums, labels, directions)
-            centroids = unit(sums)
-        return centroids
 
-    fits = [fit() for _ in range(_STARTS)]
-    return max(fits, key=lambda found: similarity(records, found))
+def nearest(directions: Records, centroids: Records) -> IntArray:
+    """Return the most similar centroid, (n,), of each direction."""
+    return np.asarray((directions @ centroids.T).argmax(axis=1))
+
+
+class Reference(NamedTuple):
+    """Similarities without privacy, and the records of the smallest cluster of k-means."""
+
+    kmeans: float
+    one_direction: float
+    smallest: int
+
+
+@lru_cache(maxsize=64)
+def reference(n_features: int, spread: float, seed: int) -> Reference:
+    """Return the similarities of one table without privacy."""
+    records = generate(n_features, spread, seed).records
+    directions = unit(records)
+    found = spherical_kmeans(records, np.random.default_rng(seed))
+    sizes = np.bincount(nearest(directions, found), minlength=N_CLUSTERS)
+    one = unit(directions.sum(axis=0, keepdims=True))
+    return Reference(
+        similarity(records, found), similarity(records, one), int(sizes.min())
+    )
 
 
 def run(
@@ -137,7 +170,7 @@ def run(
 
 
 def measure(name: str, n_features: int, spread: float, seed: int) -> list[float]:
-    """Return similarities of one table: on the sphere, by hand, as it is, and of k-means."""
+    """Return similarities of one table: on the sphere, by hand, and as it is."""
     kind = ALGORITHMS[name]
     table = generate(n_features, spread, seed)
     records = table.records
@@ -147,7 +180,6 @@ def measure(name: str, n_features: int, spread: float, seed: int) -> list[float]
         lambda: run(kind, Sphere(n_features), records, table.server, seed),
         lambda: run(kind, Ball(1.0, zero), unit(records), table.server, seed),
         lambda: run(kind, Ball(longest, zero), records, table.server, seed),
-        lambda: spherical_kmeans(records, np.random.default_rng(seed)),
     )
     return [similarity(records, way()) for way in ways]
 
@@ -159,26 +191,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--columns", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--algorithms", nargs="+", default=[*ALGORITHMS])
     options = parser.parse_args(arguments)
-    print(
-        "| strategy | d | spread | sphere | by hand | difference | as it is | k-means |"
-    )
-    print("|---|--:|---|--:|--:|--:|--:|--:|")
+    names = ["strategy", "d", "spread", "sphere", "by hand", "difference", "as it is"]
+    names += ["k-means", "one direction"]
+    names += map(lost_gain.head, ("sphere", "by hand", "as it is"))
+    print(f"| {' | '.join(names)} |")
+    print("|---|--:|---|" + "--:|" * (len(names) - 3))
+    seeds = range(options.seeds)
     for name in options.algorithms:
         for d in options.columns:
             if d < FEWEST_COLUMNS.get(name, 1):
                 continue
             for spread_name, spread in SPREADS.items():
-                found = np.array(
-                    [measure(name, d, spread, seed) for seed in range(options.seeds)]
-                )
-                sphere, by_hand, as_is, exact = found.mean(axis=0)
-                pairs = found[:, 0] - found[:, 1]
-                error = pairs.std() / np.sqrt(max(1, len(pairs) - 1))
-                print(
-                    f"| {name} | {d} | {spread_name} | {sphere:.3f} | {by_hand:.3f} | "
-                    f"{pairs.mean():+.3f} ± {error:.3f} | {as_is:.3f} | {exact:.3f} |",
-                    flush=True,
-                )
+                found = np.array([measure(name, d, spread, seed) for seed in seeds])
+                known = [reference(d, spread, seed) for seed in seeds]
+                print(row(f"{name} | {d} | {spread_name}", found, known), flush=True)
+    mu = mu_of_budget(EPSILON, min(1e-6, 1 / (100 * N_RECORDS)))
+    smallest = min(
+        reference(d, spread, seed).smallest
+        for d in options.columns
+        for spread in SPREADS.values()
+        for seed in seeds
+    )
+    needed = fewest_records(max(options.columns), mu)
+    print(f"\nSmallest cluster of k-means: {smallest}. Needed: {needed:.0f} records.")
+
+
+def row(name: str, found: Records, known: Sequence[Reference]) -> str:
+    """Return a line of the table, from similarities, (tables, 3)."""
+    exact = np.array([each.kmeans for each in known])
+    one = np.array([each.one_direction for each in known])
+    sphere, by_hand, as_is = found.mean(axis=0)
+    pairs = found[:, 0] - found[:, 1]
+    error = pairs.std() / np.sqrt(max(1, len(pairs) - 1))
+    lost = ((exact - found.T) / (exact - one)).mean(axis=1)
+    cells = [name, f"{sphere:.3f}", f"{by_hand:.3f}"]
+    cells += [f"{pairs.mean():+.3f} ± {error:.3f}", f"{as_is:.3f}"]
+    cells += [f"{exact.mean():.3f}", f"{one.mean():.3f}"]
+    cells += [f"{each:.3f}" for each in lost]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

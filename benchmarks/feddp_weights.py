@@ -23,8 +23,9 @@ from unittest import mock
 import numpy as np
 from quick import SERVER_EACH, SERVER_UNIFORM, Case, case_of
 
-from bench import script, tables
+from bench import lost_gain, script, tables
 from bench.harness import Options, Row, Suite, seed_of
+from bench.yardsticks import Yardsticks
 from flower_kmeans.algorithms.answers import answer_of
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.feddp_stage import WEIGHTS
@@ -134,7 +135,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the cost of one run over k-means', and the number of kept server points."""
+    """Return the cost of one run beside k-means', and the number of kept server points."""
     setting = SETTINGS[task.setting]
     case = case_of(task.data, options, setting.n_each)
     voted = voted_of(task.data, task.setting, task.epsilon, task.run, options)
@@ -148,8 +149,28 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     kept = np.count_nonzero(
         voted.answer.blocks[COUNTS] >= algorithm.seeding.least_weight
     )
-    ratio = nicv(case.records, algorithm.centroids(state)) / case.best
-    return {"ratio": ratio, "kept": int(kept), "least": algorithm.min_weight}
+    cost = nicv(case.records, algorithm.centroids(state))
+    one = nicv(case.records, case.records.mean(axis=0, keepdims=True))
+    costs = Yardsticks(case.best, one)
+    return {
+        "ratio": costs.ratio(cost),
+        "lost": costs.lost_gain(cost),
+        "floor": floor_over(task.data, task.setting, task.epsilon, options),
+        "kept": int(kept),
+        "least": algorithm.min_weight,
+    }
+
+
+@lru_cache(maxsize=16)
+def floor_over(
+    name: str, setting: str, epsilon: float | None, options: Options
+) -> float | None:
+    """Return the floor over k-means' cost, or ``None`` where records have no Gaussian noise."""
+    _, unit, mechanisms, n_each, _ = SETTINGS[setting]
+    if epsilon is None or (unit, mechanisms) != ("record", "gaussian"):
+        return None
+    case = case_of(name, options, n_each)
+    return lost_gain.floor_over(case.best, case.records, case.n_clusters, epsilon)
 
 
 @lru_cache(maxsize=1)
@@ -301,9 +322,14 @@ def whole(rows: Sequence[Row], rules: Sequence[str]) -> list[Row]:
 
 def ratios_of(rows: Sequence[Row]) -> dict[str, list[float]]:
     """Return the ratios of each rule, in the order of the runs."""
+    return values_of(rows, "ratio")
+
+
+def values_of(rows: Sequence[Row], column: str) -> dict[str, list[float]]:
+    """Return the values of a column of each rule, in the order of the runs."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        found.setdefault(row["rule"], {})[row["run"]] = row["ratio"]
+        found.setdefault(row["rule"], {})[row["run"]] = row[column]
     return {rule: [runs[run] for run in sorted(runs)] for rule, runs in found.items()}
 
 
@@ -333,9 +359,13 @@ def shown_epsilon(epsilon: float | None) -> str:
 
 
 def table(rows: Sequence[Row], rules: Sequence[str], *, paired: bool = False) -> str:
-    """Return mean ratios with their intervals; ``paired`` adds the default's over those of 5."""
+    """Return mean ratios with their intervals, and lost gains.
+
+    ``paired`` adds the default's ratios over those of 5.
+    """
     head = ["setting", "data", "epsilon", *rules]
     head += ["default over 5"] * paired
+    head += map(lost_gain.head, rules)
     lines = []
     for (setting, name, epsilon), found in by_place(
         rows, ("setting", "data", "epsilon")
@@ -347,6 +377,11 @@ def table(rows: Sequence[Row], rules: Sequence[str], *, paired: bool = False) ->
             cells.append(
                 tables.cell([ours / paper for ours, paper in pairs], count=False)
             )
+        lost = values_of(found, "lost")
+        floor = found[0]["floor"]
+        for rule in rules:
+            ratio = float(np.mean(ratios[rule]))
+            cells.append(lost_gain.text(ratio, float(np.mean(lost[rule])), floor))
         lines.append([setting, name, shown_epsilon(epsilon), *cells])
     return tables.markdown(head, lines, 2)
 
@@ -380,7 +415,13 @@ SUITE = Suite(
     f"compared on {', '.join(TUNED)} with seeds from 0 on; the default and 5 are on other sets "
     f"with seeds from {FIRST_SEED} on. The range is read off the records, which a run must not do.",
     Task,
-    {"ratio": float, "kept": int, "least": float},
+    {
+        "ratio": float,
+        "lost": float,
+        "floor": float | None,
+        "kept": int,
+        "least": float,
+    },
     tasks_of,
     measure,
     tables_of,

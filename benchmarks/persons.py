@@ -11,8 +11,10 @@ lognormal number of visits, at most 60. All methods protect one person at epsilo
   for a group of four.
 
 Printed is the cost, in which each person counts as one, over that of k-means without
-privacy with the same weights: mean and standard error of the runs, and in the last column
-the cost of one cluster.
+privacy with the same weights: mean and standard error of the runs, and the cost of one
+cluster. Beside it stands the lost gain, (cost - k-means) / (one cluster - k-means). The
+last column has the persons of k-means' smallest cluster, and the sqrt(d) / mu persons
+that a cluster needs (`bench.yardsticks`). Where it has enough, k-means is the floor.
 """
 
 import argparse
@@ -24,6 +26,8 @@ from direct import final_state
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
+from bench import lost_gain
+from bench.yardsticks import Yardsticks, fewest_records
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms import (
     Algorithm,
@@ -84,13 +88,18 @@ def kept(visits: Visits, most: int, seed: int) -> NDArray[np.float64]:
     return visits.records[by_person[ranks < most]]
 
 
+def delta_of(n_persons: int) -> float:
+    """Return the delta of all methods."""
+    return min(1e-6, 1 / (100 * n_persons))
+
+
 def centroids_of(
     kind: type[Algorithm], visits: Visits, n_clusters: int, method: str, seed: int
 ) -> NDArray[np.float64]:
     """Return the centroids of one private run."""
     n_persons = len(visits.n_visits)
     domain = Ball(1.0, [0.0] * visits.records.shape[1])
-    delta = min(1e-6, 1 / (100 * n_persons))
+    delta = delta_of(n_persons)
     most = METHODS[method]
     if most is None:
         budget = PrivacyBudget(EPSILON, delta, "person")
@@ -139,12 +148,22 @@ def measure(
     return float(np.mean(costs)), float(np.std(costs) / np.sqrt(runs))
 
 
-def least_cost(visits: Visits, n_clusters: int) -> float:
-    """Return the cost of k-means without privacy, with the weights of persons."""
+class Reference(NamedTuple):
+    """Costs without privacy, and the persons of k-means' smallest cluster."""
+
+    costs: Yardsticks
+    fewest: float
+
+
+def reference(visits: Visits, n_clusters: int) -> Reference:
+    """Return costs of k-means and of one cluster, with the weights of persons."""
     weights = 1 / visits.n_visits[visits.persons]
     exact = KMeans(n_clusters, n_init=3, random_state=0)
     exact.fit(visits.records, sample_weight=weights)
-    return cost(visits, exact.cluster_centers_)
+    middle = np.average(visits.records, axis=0, weights=weights)
+    sizes = np.bincount(exact.labels_, weights=weights, minlength=n_clusters)
+    costs = Yardsticks(cost(visits, exact.cluster_centers_), cost(visits, middle[None]))
+    return Reference(costs, float(sizes.min()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,19 +171,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args(arguments)
-    print(f"| persons, d, k | method | {' | '.join(ALGORITHMS)} | one cluster |")
-    print("|---|---|" + "--:|" * (len(ALGORITHMS) + 1))
+    names = " | ".join([*ALGORITHMS, *map(lost_gain.head, ALGORITHMS)])
+    print(f"| persons, d, k | method | {names} | one cluster | smallest, needed |")
+    print("|---|---|" + "--:|" * (2 * len(ALGORITHMS) + 2))
     for n_persons, n_features, n_clusters in SIZES:
         visits = generate(n_persons, n_features, n_clusters, seed=1)
-        least = least_cost(visits, n_clusters)
-        single = least_cost(visits, 1) / least
+        costs, smallest = reference(visits, n_clusters)
+        mu = mu_of_budget(EPSILON, delta_of(n_persons))
+        needed = fewest_records(n_features, mu)
         for method in METHODS:
             cells = []
+            lost = []
             for kind in ALGORITHMS.values():
                 mean, error = measure(kind, visits, n_clusters, method, options.runs)
-                cells.append(f"{mean / least:.3f} ± {error / least:.3f}")
+                cells.append(f"{costs.ratio(mean):.3f} ± {error / costs.kmeans:.3f}")
+                lost.append(lost_gain.text(costs.ratio(mean), costs.lost_gain(mean)))
             size = f"{n_persons:,}, {n_features}, {n_clusters}"
-            row = " | ".join([size, method, *cells, f"{single:.3f}"])
+            single = f"{costs.ratio(costs.one_cluster):.3f}"
+            persons = f"{smallest:,.0f}, {needed:.1f}"
+            row = " | ".join([size, method, *cells, *lost, single, persons])
             print(f"| {row} |", flush=True)
 
 

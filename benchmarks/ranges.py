@@ -4,7 +4,10 @@
 
 Records are scaled so that their true bounds are -1 and 1. Some columns get bounds that
 are 100 times too wide, off the centre. Printed is the cost of SynopsisKMeans in the
-space of the true bounds, over that of k-means there: with and without ``tighten``.
+space of the true bounds, over that of k-means there: with and without ``tighten``. A
+second table has the lost gain, (cost - k-means) / (one cluster - k-means), and in
+brackets the ratio to the floor (`bench.yardsticks`) where that is above k-means. Both
+are in the space of the true bounds, too.
 A file of ``--data`` is an npz with records ``X``, and its number of clusters.
 """
 
@@ -16,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from direct import final_state
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 
+from bench import lost_gain
+from bench.yardsticks import Yardsticks, yardsticks
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.tightened import planned
@@ -118,12 +122,6 @@ def bounds(wide: str, d: int, seed: int) -> tuple[FloatArray, FloatArray]:
     return center - half, center + half
 
 
-def reference(case: Case) -> float:
-    """Return the cost of k-means without privacy."""
-    best = KMeans(case.n_clusters, n_init=3, random_state=0).fit(case.records)
-    return float(best.inertia_) / len(case.records)
-
-
 def costs(case: Case, wide: str, tighten: float | None, runs: int) -> FloatArray:
     """Return the costs of runs in the space of the true bounds, (runs,)."""
     n_records, d = case.records.shape
@@ -155,20 +153,40 @@ def text(values: FloatArray) -> str:
 
 
 def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
-    """Yield the lines of the table."""
-    yield (
-        "| set | true | true + tighten | one 100x | + tighten | all 100x | + tighten |"
-    )
+    """Yield the lines of both tables."""
+    ways = "true | true + tighten | one 100x | one + tighten | all 100x | all + tighten"
+    yield f"| set | {ways} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
+    second = [f"| set | one cluster | floor | {ways} |"]
+    second.append("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for case in cases:
-        best = reference(case)
-        cells = []
-        for wide in WIDE:
-            for tighten in (None, TIGHTEN):
-                cells.append(text(costs(case, wide, tighten, runs) / best))
-        n_records, d = case.records.shape
-        name = f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
-        yield f"| {name} | {' | '.join(cells)} |"
+        best = yardsticks(case.records, case.n_clusters)
+        found = [
+            costs(case, wide, tighten, runs)
+            for wide in WIDE
+            for tighten in (None, TIGHTEN)
+        ]
+        name = name_of(case)
+        yield f"| {name} | {' | '.join(text(each / best.kmeans) for each in found)} |"
+        second.append(beside(name, case, best, found))
+    yield ""
+    yield from second
+
+
+def name_of(case: Case) -> str:
+    """Return the name of a set in tables, with its sizes."""
+    n_records, d = case.records.shape
+    return f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
+
+
+def beside(name: str, case: Case, best: Yardsticks, found: Sequence[FloatArray]) -> str:
+    """Return a line of the table of lost gains."""
+    floor = lost_gain.floor_over(best.kmeans, case.records, case.n_clusters, EPSILON)
+    cells = [name, f"{best.ratio(best.one_cluster):.3f}", f"{floor:.3f}"]
+    for each in found:
+        mean = float(each.mean())
+        cells.append(lost_gain.text(best.ratio(mean), best.lost_gain(mean), floor))
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

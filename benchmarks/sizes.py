@@ -19,7 +19,10 @@ clients and messages. ``--quick`` has two runs at epsilon 1. The measures are: t
 of the released clusters; the cost of the same centroids if a flow assigns the records
 within the bounds; the violation, the largest number of records by which a cluster
 misses its bounds; s, the standard deviation of a released size; the size report's
-statements on the bounds; whether all true sizes lie in its intervals. Rows of `TUNED`
+statements on the bounds; whether all true sizes lie in its intervals. A table has the
+lost gain, (cost - exact) / (one cluster - exact), of the cost by flow, which keeps the
+bounds. Centroids that are all at the mean keep any bounds and cost as much as one
+cluster. Rows of `TUNED`
 data are no evidence for other data, because the constants were chosen on them, with
 seeds 0 to 9.
 """
@@ -38,9 +41,10 @@ from protocols import ball_of, in_ball
 from scipy.spatial.distance import cdist
 from sklearn.cluster import kmeans_plusplus
 
-from bench import script, tables
+from bench import lost_gain, script, tables
 from bench.data import Data
 from bench.harness import Options, Row, Suite
+from bench.yardsticks import Yardsticks
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import SizeReport
@@ -368,6 +372,35 @@ def cost_table(rows: Sequence[Row], options: Options) -> str:
     return tables.markdown(head, lines, (0, 1, 4))
 
 
+def gain_table(rows: Sequence[Row], options: Options) -> str:
+    """Return lost gains of the costs by flow, and the cost of one cluster over the exact one."""
+    lines = []
+    for name, bounds in order_of(rows):
+        of_set = [r for r in rows if (r["data"], r["bounds"]) == (name, bounds)]
+        exact = [row["cost"] for row in of_set if row["method"] in NOT_PRIVATE]
+        records = in_ball(name, options).records
+        one = float(squared(records, records.mean(axis=0, keepdims=True)).sum())
+        costs = Yardsticks(min(exact, default=math.nan), one)
+        shown = f"{costs.ratio(one):.4f}"
+        methods = tables.unique(row["method"] for row in of_set)
+        private = [method for method in methods if method in PRIVATE]
+        for method in private or [""]:
+            cells = [name, bounds, shown, method]
+            for epsilon in EPSILONS:
+                runs = [
+                    row
+                    for row in of_set
+                    if (row["method"], row["epsilon"]) == (method, epsilon)
+                ]
+                flow = _mean(runs, "flow") if runs else math.nan
+                lost = lost_gain.text(costs.ratio(flow), costs.lost_gain(flow))
+                cells.append(lost if runs else "")
+            lines.append(cells)
+    names = [f"eps {epsilon:g}" for epsilon in EPSILONS]
+    head = ["data", "bounds", "one cluster", "method", *map(lost_gain.head, names)]
+    return tables.markdown(head, lines, (0, 1, 3))
+
+
 def _mean(runs: Sequence[Row], column: str) -> float:
     return float(np.mean([row[column] for row in runs]))
 
@@ -426,6 +459,8 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         "centroids when a flow assigns the records, and violation over N / k: means. For the "
         "methods without privacy, which keep all bounds: the best and the mean of some starts.",
         cost_table(rows, options),
+        "Lost gain of the cost by flow, between the least exact cost and that of one cluster.",
+        gain_table(rows, options),
         "s over N / k; clusters that kept their bounds / are open / missed them, means; runs whose "
         "true sizes were all in their intervals.",
         size_table(rows, options),

@@ -2,12 +2,16 @@
 
     python benchmarks/skew.py --runs 5 --output build/skew
 
-``SUITE`` names the settings, each a whole run of a strategy through ``simulate``. All
-but one are under ``trusted-server``, whose noise does not depend on who answers.
+Beside the ratio to k-means stand the lost gain and the ratio to the floor
+(`bench.lost_gain`). Where whole clients are protected, there is no floor: the clip
+bounds a client's part, however many records a cluster has. ``SUITE`` names the
+settings, each a whole run of a strategy through ``simulate``. All but one are under
+``trusted-server``, whose noise does not depend on who answers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,9 +19,10 @@ from numpy.typing import NDArray
 from protocols import OF_THE_SERVER, ball_of, box_of, in_ball, least
 from protocols import strategy_of as named
 
-from bench import script, tables
+from bench import lost_gain, script
 from bench.data import Data
 from bench.harness import Options, Row, Suite, grid
+from bench.yardsticks import Yardsticks
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.metrics import nicv
@@ -73,7 +78,7 @@ def parts_of(
 def strategy_of(data: Data, task: Task, n_clients: int) -> KMeansStrategy:
     """Return the strategy of a run."""
     protected = task.setting in OF_CLIENTS
-    delta = None if protected else len(data.records) ** -1.1
+    delta = None if protected else delta_of(data)
     largest = float(np.abs(data.records).max())
     return named(
         task.method,
@@ -96,21 +101,49 @@ def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault
     ]
 
 
+@lru_cache(maxsize=4)
+def known(name: str, options: Options) -> Yardsticks:
+    """Return the losses of k-means and of one cluster, both on the pooled records."""
+    records = in_ball(name, options).records
+    _, optimum = least(name, options)
+    return Yardsticks(optimum, nicv(records, records.mean(axis=0, keepdims=True)))
+
+
+@lru_cache(maxsize=16)
+def floor_over(name: str, epsilon: float, options: Options) -> float:
+    """Return the floor of runs that protect records, over the loss of k-means."""
+    data = in_ball(name, options)
+    optimum = known(name, options).kmeans
+    delta = delta_of(data)
+    return lost_gain.floor_over(optimum, data.records, data.n_clusters, epsilon, delta)
+
+
+def delta_of(data: Data) -> float:
+    """Return the delta of runs that protect records."""
+    return float(len(data.records) ** -1.1)
+
+
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the loss of one run over that of k-means."""
-    data, (labels, optimum) = in_ball(task.data, options), least(task.data, options)
+    """Return the loss of one run over that of k-means, its lost gain, and the floor."""
+    data = in_ball(task.data, options)
+    labels, _ = least(task.data, options)
     rng = np.random.default_rng([task.run, SETTINGS.index(task.setting)])
     parts = parts_of(data, labels, task.setting, rng)
     strategy = strategy_of(data, task, len(parts))
     lossy = task.setting in ("drops", "both")
     faults = drops(len(parts), strategy.n_rounds, rng) if lossy else ()
     found = simulate(strategy, parts, faults=faults)
-    return {"ratio": nicv(data.records, found.centroids) / optimum}
+    loss = nicv(data.records, found.centroids)
+    losses = known(task.data, options)
+    floor = None
+    if task.setting not in OF_CLIENTS:
+        floor = floor_over(task.data, task.epsilon, options)
+    return {"ratio": losses.ratio(loss), "lost": losses.lost_gain(loss), "floor": floor}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
-    """Return mean ratios with their intervals, as a markdown table."""
-    return tables.over_grid(rows, "ratio", EPSILONS, ("data", "setting", "method"))
+    """Return mean ratios with their intervals, and lost gains, as a markdown table."""
+    return lost_gain.over_grid(rows, EPSILONS, ("data", "setting", "method"))
 
 
 SUITE = Suite(
@@ -123,7 +156,7 @@ SUITE = Suite(
     "as even, under distributed-noise; clients and one-each, 1,000 clients with random parts or of "
     "one cluster, and a client is protected. All but shares are under trusted-server.",
     Task,
-    {"ratio": float},
+    {"ratio": float, "lost": float, "floor": float | None},
     lambda options: grid(
         Task,
         options,

@@ -3,10 +3,12 @@
     python benchmarks/verdicts.py --runs 5 --data s1.npz:15 adult.npz:3
 
 Records are scaled so that their true bounds are -1 and 1. For each set and epsilon the
-first table has the median of the larger lost gain (`Comparison.largest_lost_gain`). The
-second one has, for all runs with one verdict, their number and the adjusted Rand index of
-their clusters with those of scikit-learn's k-means. A file of ``--data`` is an npz with
-records ``X``, and its number of clusters.
+first table has the median of the larger lost gain (`Comparison.largest_lost_gain`), and
+the second one the median cost over that of k-means, in brackets over the floor
+(`bench.yardsticks`) where that is above k-means. The third one has, for all runs with
+one verdict, their number and the adjusted Rand index of their clusters with those of
+scikit-learn's k-means. A file of ``--data`` is an npz with records ``X``, and its
+number of clusters.
 """
 
 import argparse
@@ -15,11 +17,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from ranges import Case, given, scaled
+from ranges import Case, given, name_of, scaled
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_breast_cancer, load_wine, make_blobs
 from sklearn.metrics import adjusted_rand_score
 
+from bench import lost_gain
 from flower_kmeans import Box, Clustering, PrivacyBudget, simulate
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
 from flower_kmeans.report.comparison import Comparison, Verdict
@@ -89,17 +92,21 @@ def unseen(case: Case) -> Comparison:
 
 
 def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
-    """Yield the lines of both tables."""
+    """Yield the lines of all tables."""
     agreement = defaultdict(list)
     names = " | ".join(f"ε {epsilon:g}" for epsilon in EPSILONS)
     yield f"| set | one cluster | no record seen | {names} |"
     yield "|---|--:|--:|" + "--:|" * len(EPSILONS)
+    second = [f"| set | {names} |", "|---|" + "--:|" * len(EPSILONS)]
     for case in cases:
         model = KMeans(case.n_clusters, n_init=10, random_state=0).fit(case.records)
         nothing = unseen(case)
+        best = model.inertia_ / len(case.records)
         cells = []
+        costs = []
         for epsilon in EPSILONS:
             lost = []
+            ratios = []
             for run in range(runs):
                 clustering = run_of(case, epsilon, FIRST_SEED + run)
                 comparison = clustering.compare(case.records)
@@ -108,14 +115,20 @@ def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
                     adjusted_rand_score(model.labels_, labels)
                 )
                 lost.append(comparison.largest_lost_gain)
+                ratios.append(comparison.ratio)
             cells.append(f"{np.median(lost):.3f}")
-        n_records, d = case.records.shape
-        name = f"{case.name} ({n_records:,}; d {d}; k {case.n_clusters})"
-        ratio = nothing.one_cluster_ratio
+            floor = lost_gain.floor_over(best, case.records, case.n_clusters, epsilon)
+            ratio = float(np.median(ratios))
+            costs.append(f"{ratio:.3f}{lost_gain.over_floor(ratio, floor)}")
+        name = name_of(case)
+        one = nothing.one_cluster_ratio
         yield (
-            f"| {name} | {ratio:.2f} | {nothing.largest_lost_gain:.2f} | "
+            f"| {name} | {one:.2f} | {nothing.largest_lost_gain:.2f} | "
             f"{' | '.join(cells)} |"
         )
+        second.append(f"| {name} | {' | '.join(costs)} |")
+    yield ""
+    yield from second
     yield ""
     yield "| verdict | runs | median ARI | 10 % of runs are below |"
     yield "|---|--:|--:|--:|"
@@ -127,7 +140,7 @@ def rows(cases: Sequence[Case], runs: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print both tables."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--data", nargs="*", default=[], metavar="FILE:CLUSTERS")

@@ -13,6 +13,8 @@ the rounds by simple or advanced composition, whichever leaves more, a count cha
 1, a column's sum by its width, and one party adds the noise. This does not cover a
 record that changes two clusters and all columns at once. Accuracy is the part of
 records whose cluster is theirs, under the best matching of clusters and true labels.
+The second table has the loss over that of scikit-learn's k-means, the best of ten
+starts, and the lost gain, (loss - k-means) / (one cluster - k-means).
 
 ``DIR`` holds ``s1.npz``. Of the paper's other data ``synth_N_K_D`` is in its style:
 scikit-learn's ``make_blobs(N, n_features=D, centers=K, random_state=1)``. Runs take
@@ -24,7 +26,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
@@ -32,8 +34,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import make_blobs
 
-from bench import script, tables
+from bench import lost_gain, script, tables
 from bench.harness import Options, Row, Suite, grid
+from bench.yardsticks import Yardsticks, yardsticks
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm
 from flower_kmeans.algorithms.layout import COUNTS, SUMS
@@ -46,6 +49,7 @@ from flower_kmeans.vertical.algorithm import VerticalAlgorithm
 
 MADE = ("synth_10000_8_2", "synth_100000_5_2")
 METHODS = ("plain", "sums", "radius", "described")
+EPSILON = 1.0
 FIRST_SEED = 1000
 PARTIES = 2
 PRINTED = {
@@ -78,6 +82,22 @@ def load(name: str, options: Options) -> tuple[FloatArray, NDArray[np.int64], in
     return (records - low) / (high - low), np.asarray(labels, dtype=np.int64), k
 
 
+class Reference(NamedTuple):
+    """Losses without privacy, and the floor of private runs over that of k-means."""
+
+    losses: Yardsticks
+    floor: float
+
+
+@lru_cache(maxsize=4)
+def reference(name: str, options: Options) -> Reference:
+    """Return what the losses of a data set are compared with."""
+    records, _, k = load(name, options)
+    losses = yardsticks(records, k)
+    floor = lost_gain.floor_over(losses.kmeans, records, k, EPSILON, 1 / len(records))
+    return Reference(losses, floor)
+
+
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run one method; return its loss and its accuracy."""
     records, labels, k = load(task.data, options)
@@ -89,7 +109,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
             k, domain, PrivacyBudget(epsilon=None), **common
         )
     else:
-        budget = PrivacyBudget(1.0, 1 / n)
+        budget = PrivacyBudget(EPSILON, 1 / n)
         algorithm = VerticalAlgorithm.planned(
             k, domain, budget, radius=task.method == "radius", **common
         )
@@ -107,7 +127,16 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
     centroids = algorithm.centroids(final_state(algorithm, records, noise=noise))
     nearest = ((records[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
-    return {"loss": nicv(records, centroids), "accuracy": accuracy(labels, nearest)}
+    loss = nicv(records, centroids)
+    losses, floor = reference(task.data, options)
+    return {
+        "loss": loss,
+        "accuracy": accuracy(labels, nearest),
+        "ratio": losses.ratio(loss),
+        "lost": losses.lost_gain(loss),
+        "floor": floor,
+        "one_cluster": losses.ratio(losses.one_cluster),
+    }
 
 
 def described_multiplier(epsilon: float, delta: float, rounds: int) -> float:
@@ -131,7 +160,7 @@ def described_noise(
 ) -> NDArray[np.int64]:
     """Return the noise (words,) of a round as the paper's text describes it."""
     n_records = algorithm.n_records or 0
-    multiplier = described_multiplier(1.0, 1 / n_records, rounds)
+    multiplier = described_multiplier(EPSILON, 1 / n_records, rounds)
     one = 2**algorithm.fraction_bits
     # A column is 2 wide in the algorithm's units.
     changes = {SUMS: 2 * one, COUNTS: one}
@@ -169,7 +198,30 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 
     cells = {method: shown(method) for method in METHODS}
     cells["printed by the paper"] = lambda of: PRINTED.get(of[0]["data"], "")
-    return tables.by_key(rows, {"data": "data", "rounds": "rounds"}, cells)
+    by = {"data": "data", "rounds": "rounds"}
+    return "\n\n".join(
+        [tables.by_key(rows, by, cells), tables.by_key(rows, by, compared())]
+    )
+
+
+def compared() -> dict[str, Callable[[list[Row]], str]]:
+    """Return the columns of ratios to k-means and of lost gains."""
+
+    def mean(of: list[Row], method: str, value: str) -> float:
+        return float(np.mean([row[value] for row in of if row["method"] == method]))
+
+    def shown(method: str) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            if method not in [row["method"] for row in of]:
+                return "-"
+            ratio = mean(of, method, "ratio")
+            return lost_gain.whole(ratio, mean(of, method, "lost"), of[0]["floor"])
+
+        return show
+
+    cells = {f"{m}: over k-means; lost gain": shown(m) for m in METHODS}
+    cells["one cluster"] = lambda of: f"{of[0]['one_cluster']:.3f}"
+    return cells
 
 
 SUITE = Suite(
@@ -178,7 +230,7 @@ SUITE = Suite(
     "noise that both add (described: that of the paper's text); mean over runs with its 95 % "
     "interval, beside exact Lloyd from the same starts and the paper's printed figures.",
     Task,
-    {"loss": float, "accuracy": float},
+    dict.fromkeys(("loss", "accuracy", "ratio", "lost", "floor", "one_cluster"), float),
     lambda options: grid(
         Task, options, data=options.data, method=METHODS, rounds=(3, 5, 7)
     ),

@@ -74,6 +74,7 @@ from sklearn.metrics.cluster import contingency_matrix
 
 from bench.harness import Options, Row, Suite
 from bench.runner import execute
+from bench.yardsticks import Yardsticks
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms.numerics.initialization import (
     public_generator,
@@ -249,18 +250,20 @@ def tasks_of(
 @lru_cache(maxsize=1)
 def drawn(
     source: "Source", name: str, run: int
-) -> tuple[Population, FloatArray, float]:
-    """Return a population, its records together, and the least cost per record."""
+) -> tuple[Population, FloatArray, Yardsticks]:
+    """Return a population, its records together, and the costs per record without privacy."""
     population = source.draw(name, run)
     pooled = np.concatenate(population.partitions)
-    return population, pooled, inertia(pooled, optimum(population, run)) / len(pooled)
+    best = inertia(pooled, optimum(population, run)) / len(pooled)
+    one = inertia(pooled, pooled.mean(axis=0, keepdims=True)) / len(pooled)
+    return population, pooled, Yardsticks(best, one)
 
 
 def measure(
     task: Task, options: Options, source: "Source", setting: Setting
 ) -> dict[str, Any]:
     """Return what one run gave."""
-    population, pooled, best = drawn(source, task.population, task.run)
+    population, pooled, costs = drawn(source, task.population, task.run)
     started = time.perf_counter()
     centroids, report = clustered(
         task.method, population, setting, task.epsilon, task.run
@@ -270,7 +273,8 @@ def measure(
         inertia(pooled, centroids) / len(pooled),
     )
     found: dict[str, Any] = {
-        "ratio": cost / best,
+        "ratio": costs.ratio(cost),
+        "lost": costs.lost_gain(cost),
         "cost": cost,
         "seconds": round(seconds, 2),
     }

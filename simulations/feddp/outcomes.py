@@ -31,6 +31,7 @@ OWN_CLIPS = (FEDDP, SYNOPSIS, PE)
 """Methods with other clips than DP-Lloyd, whatever it starts from."""
 FIGURES = {
     "cost / optimum": ("ratio", 4),
+    "lost gain": ("lost", 3),
     "cost per record": ("cost", 2),
     "accuracy": ("accuracy", 3),
     "ARI": ("ari", 3),

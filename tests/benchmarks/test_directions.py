@@ -32,10 +32,23 @@ def test_it_prints_a_row_for_each_spread(script, monkeypatch, capsys):
     script.main(
         ["--seeds", "1", "--columns", "3", "--algorithms", "GLloyd", "HDPEMeans"]
     )
-    head, line, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") == 9
+    head, line, *rows, blank, last = capsys.readouterr().out.splitlines()
+    assert head.count("|") == line.count("|") == 13
     assert [row.split("|")[3].strip() for row in rows] == list(script.SPREADS)
     for row in rows:
         cells = row.split("|")
-        for place in (4, 5, 7, 8):
-            assert -1 <= float(cells[place]) <= 1
+        sphere, by_hand = map(float, cells[4:6])
+        as_it_is, kmeans, one = map(float, cells[7:10])
+        assert 0 < one < kmeans <= 1
+        for found, lost in zip(
+            (sphere, by_hand, as_it_is), map(float, cells[10:13]), strict=True
+        ):
+            assert lost == pytest.approx((kmeans - found) / (kmeans - one), abs=0.01)
+    assert blank == ""
+    assert last.startswith("Smallest cluster of k-means: ")
+
+
+def test_spherical_kmeans_is_better_than_one_direction(script):
+    known = script.reference(16, 1.5, 1)
+    assert known.one_direction < known.kmeans
+    assert 0 < known.smallest <= script.N_RECORDS / script.N_CLUSTERS

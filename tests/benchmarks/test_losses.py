@@ -314,3 +314,9 @@ def test_losses_of_clients_that_drop_out_are_measured_and_shown(script, options)
     table = skew.tables_of(rows, options)
     assert "| iris | even | FastLloyd |" in table
     assert "| iris | drops | FastLloyd |" in table
+    for row in rows:
+        optimum, one = skew.known("iris", options)
+        assert row["lost"] == pytest.approx(
+            (row["ratio"] - 1) / (one / optimum - 1), rel=1e-9
+        )
+        assert row["floor"] == pytest.approx(1)

@@ -38,7 +38,22 @@ def test_it_prints_a_row_for_each_size_and_method(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "SIZES", ((60, 2, 2),))
     script.main(["--runs", "2"])
     head, line, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") == 7
+    assert head.count("|") == line.count("|") == 11
     assert [row.split("|")[2].strip() for row in rows] == list(script.METHODS)
     for row in rows:
-        assert all(float(cell.split("±")[0]) >= 0.9 for cell in row.split("|")[3:6])
+        cells = [cell.strip() for cell in row.split("|")[3:-1]]
+        ratios = [float(cell.split("±")[0]) for cell in cells[:3]]
+        one = float(cells[6])
+        assert min(ratios) >= 0.9
+        # Ratios are rounded to three decimals.
+        for ratio, lost in zip(ratios, map(float, cells[3:6]), strict=True):
+            assert lost == pytest.approx((ratio - 1) / (one - 1), abs=0.005)
+
+
+def test_sizes_of_clusters_are_in_persons(script):
+    visits = script.generate(300, 4, 4, seed=3)
+    costs, smallest = script.reference(visits, 4)
+    assert 0 < smallest <= 300 / 4
+    assert costs.kmeans < costs.one_cluster
+    # One cluster around the mean costs less than one around any other place.
+    assert costs.one_cluster < script.cost(visits, np.zeros((1, 4)) + 0.1)

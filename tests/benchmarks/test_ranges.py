@@ -31,11 +31,19 @@ def test_it_prints_a_row_for_each_set(script, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(script, "GENERATED", {"8 groups": script.GENERATED["8 groups"]})
     np.savez(tmp_path / "own.npz", X=np.random.default_rng(0).normal(size=(500, 2)))
     script.main(["--runs", "1", "--data", f"{tmp_path / 'own.npz'}:3"])
-    head, line, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") == 8
-    assert [row.split("|")[1].split(" (")[0].strip() for row in rows] == [
-        "8 groups",
-        "own",
-    ]
-    for row in rows:
-        assert all(float(cell.split()[0]) > 0.9 for cell in row.split("|")[2:-1])
+    first, second = capsys.readouterr().out.rstrip().split("\n\n")
+    for table, n_bars in ((first, 8), (second, 10)):
+        head, line, *rows = table.splitlines()
+        assert head.count("|") == line.count("|") == n_bars
+        names = [row.split("|")[1].split(" (")[0].strip() for row in rows]
+        assert names == ["8 groups", "own"]
+    for row, beside in zip(
+        first.splitlines()[2:], second.splitlines()[2:], strict=True
+    ):
+        ratios = [float(cell.split()[0]) for cell in row.split("|")[2:-1]]
+        assert min(ratios) > 0.9
+        one, floor, *lost = [float(cell.split()[0]) for cell in beside.split("|")[2:-1]]
+        assert one > 1
+        assert floor >= 1 - 1e-9
+        for ratio, gain in zip(ratios, lost, strict=True):
+            assert gain == pytest.approx((ratio - 1) / (one - 1), abs=0.02)

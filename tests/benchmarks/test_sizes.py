@@ -179,12 +179,20 @@ def test_tables_hold_all_methods_over_the_least_exact_cost(sizes):
         row(sizes, sizes.BOUNDED, 4.0, 0, 2.0, **said),
         row(sizes, sizes.NEAREST, 1.0, 0, 1.0, flow=2.0, violation=25, empty=1),
     ]
-    _, costs, _, noisy, coverage = sizes.tables_of(rows, IRIS).split("\n\n")
+    _, costs, _, gains, _, noisy, coverage = sizes.tables_of(rows, IRIS).split("\n\n")
     name = ["sklearn-iris", "balanced"]
     found = ["1.500 ± 0 (1.500) 10%", "1.000 (1.000) 0%", "1 to 2"]
     assert cells(costs) == [
         [*name, "1.000, 1.500", "1.500, 1.500", sizes.BOUNDED, "", "", *found],
         [*name, "", "", sizes.NEAREST, "", "", "0.500 (1.000) 50%, 1 empty", "", "1"],
+    ]
+    records = sizes.in_ball("sklearn-iris", IRIS).records
+    one = float(np.square(records - records.mean(axis=0)).sum())
+    lost = [f"{gain / (one - 2.0):.3f}" for gain in (1.0, 0.0)]
+    shown = [*name, f"{one / 2:.4f}"]
+    assert cells(gains) == [
+        [*shown, sizes.BOUNDED, "", "", *lost],
+        [*shown, sizes.NEAREST, "", "", "0.000", ""],
     ]
     assert cells(noisy) == [
         [

@@ -248,7 +248,14 @@ def test_losses_of_vertical_runs(script, monkeypatch):
     rows = measured(loss.SUITE, loss.SUITE.tasks(options))
     assert {row["method"] for row in rows} == set(loss.METHODS)
     assert all(0 < row["loss"] < 1 and 0 < row["accuracy"] <= 1 for row in rows)
-    assert len(cells(loss.tables_of(rows, Options(1)))) == 1
+    first, second = loss.tables_of(rows, Options(1)).split("\n\n")
+    assert len(cells(first)) == 1
+    ((_, _, *compared, one),) = cells(second)
+    for method, cell in zip(loss.METHODS, compared, strict=True):
+        ratio, lost = map(float, cell.split("; "))
+        (row,) = [row for row in rows if row["method"] == method]
+        assert ratio == pytest.approx(row["ratio"], abs=0.001)
+        assert lost == pytest.approx((ratio - 1) / (float(one) - 1), abs=0.01)
     labels = np.array([5, 5, 5, 7, 7, 9])
     assert loss.accuracy(labels, np.array([1, 1, 0, 0, 0, 2])) == pytest.approx(5 / 6)
     assert loss.accuracy(labels, np.zeros(6, dtype=np.int64)) == pytest.approx(3 / 6)

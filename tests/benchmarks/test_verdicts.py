@@ -20,7 +20,7 @@ def test_it_prints_a_row_for_each_set_and_each_verdict(
     monkeypatch.setattr(script.logging, "disable", lambda level: None)
     np.savez(tmp_path / "own.npz", X=np.random.default_rng(0).normal(size=(300, 2)))
     script.main(["--runs", "1", "--data", f"{tmp_path / 'own.npz'}:3"])
-    first, second = capsys.readouterr().out.rstrip().split("\n\n")
+    first, costs, second = capsys.readouterr().out.rstrip().split("\n\n")
     head, line, few, own = first.splitlines()
     assert head.count("|") == line.count("|") == few.count("|") == own.count("|") == 6
     assert few.startswith("| few (400; d 2; k 3)")
@@ -28,5 +28,9 @@ def test_it_prints_a_row_for_each_set_and_each_verdict(
     assert one_cluster > 1
     assert unseen > 0.25
     assert much <= 0.05 < little
+    ratio, beside = costs.splitlines()[2].split("|")[2].split()
+    # With so much noise a cluster needs many records, so the floor is above k-means.
+    assert float(beside.strip("()")) < float(ratio)
+    assert float(costs.splitlines()[2].split("|")[3]) < 1.1
     counted = [int(row.split("|")[2]) for row in second.splitlines()[2:]]
     assert sum(counted) == 4
