@@ -85,6 +85,14 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "synopsis-embeddings": partial(
         synopsis, 3, BALLS[160], PrivacyBudget(4.0), n_records=N
     ),
+    "synopsis-groups": partial(
+        synopsis,
+        3,
+        BALLS[160],
+        PrivacyBudget(4.0),
+        n_records=N,
+        most_words=160 * 40,
+    ),
     "synopsis-blind": partial(
         synopsis, 3, BALLS[130], PrivacyBudget(0.1, 1e-6), n_records=N
     ),
@@ -158,6 +166,7 @@ DIGESTS = {
     "synopsis": "d0df938329b0a10225fc9d0b941f1645",
     "synopsis-wide": "4f4cb6e66267b84ad2b62e30a238d0f8",
     "synopsis-embeddings": "5b90d869c0543ac373de8c60a840c4e5",
+    "synopsis-groups": "b551d8a3a331da0bbfb45b1bcd20c643",
     "synopsis-blind": "25137754cf096de5a3c7084460b33087",
     "synopsis-clients": "24a45502c5e4059f8345c1434cca64b3",
     "synopsis-sized": "f5b45180b42c45f5a79fc7426d3256f1",
