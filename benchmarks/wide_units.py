@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from direct import final_state
-from embeddings import ALGORITHMS, RADIUS, Vectors, cost, made, unit, with_error
+from embeddings import ALGORITHMS, RADIUS, cost, made, unit, with_error
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
@@ -58,7 +58,7 @@ _FIRST_SEED = 1000
 class Case(NamedTuple):
     """Records, (n, d), with their domain and their unit of privacy."""
 
-    records: Vectors
+    records: FloatArray
     domain: Domain
     unit: str = "record"
     groups: Groups | None = None
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 class Costs(NamedTuple):
     """A measure of centroids, (k, d), and what it is for k-means and for one cluster."""
 
-    of: Callable[[Vectors], float]
+    of: Callable[[FloatArray], float]
     kmeans: float
     one_cluster: float
 
@@ -150,7 +150,7 @@ def costs_of(case: Case, n_clusters: int, n_starts: int) -> Costs:
     if case.are_directions:
         vectors = unit(vectors)
 
-    def of(centroids: Vectors) -> float:
+    def of(centroids: FloatArray) -> float:
         if case.are_directions:
             centroids = unit(centroids)
         return cost(vectors, centroids, weights)
@@ -183,7 +183,7 @@ def state_of_clients(algorithm: Algorithm, case: Case, seed: int) -> State:
     return state
 
 
-def run(kind: type[Algorithm], case: Case, n_clusters: int, seed: int) -> Vectors:
+def run(kind: type[Algorithm], case: Case, n_clusters: int, seed: int) -> FloatArray:
     """Return the centroids, (k, d), of a private run."""
     n = len(case.records)
     n_units = n

@@ -14,7 +14,12 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import judged, pe_means, tightened
+from flower_kmeans.algorithms import (
+    judged,
+    pe_means,
+    synopsis_cautions,
+    tightened,
+)
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.feasibility import require_capacity
 from flower_kmeans.algorithms.plausibility import sentences
@@ -38,7 +43,7 @@ from flower_kmeans.protocol.noise import check_shares, levels_up_to
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Horizontal, Run
 from flower_kmeans.protocol.server import Server
-from flower_kmeans.protocol.sizes import answers_bytes, require_sizes
+from flower_kmeans.protocol.sizes import answers_bytes, most_words, require_sizes
 from flower_kmeans.protocol.trips import HasEnough, Replies, RequestKind
 from flower_kmeans.protocol.trust import PLAIN, trust_model
 from flower_kmeans.report.columns import column_warnings
@@ -249,6 +254,7 @@ optional
             **{self.ROUNDS: n_rounds},
             **self._clipping(clip),
             **self._weighing(),
+            **self._room_of_messages(),
             **parameters,
         )
         self._make_algorithm = partial(self._with_room, make)
@@ -307,6 +313,21 @@ optional
         if self.ALGORITHM.bounds_clients:
             return {"n_clients": self.n_clients}
         return {}
+
+    def _room_of_messages(self) -> dict[str, Any]:
+        """Return how many words of a round messages can carry, where the algorithm adapts."""
+        if "most_words" not in inspect.signature(self.ALGORITHM.planned).parameters:
+            return {}
+        n_levels = len(self._levels)
+        most = most_words(
+            self.trust_model, self._planned_crowd, self.max_colluders, n_levels
+        )
+        return {"most_words": most}
+
+    @property
+    def _planned_crowd(self) -> int:
+        """The most clients of a run, as far as they are known before it."""
+        return max(self.n_clients or 0, self.min_clients, len(self.nodes or ()))
 
     def _weighing(self) -> dict[str, Any]:
         """Return the parameters of persons and of weights of records that are given."""
@@ -466,6 +487,7 @@ optional
         cautions = list(tightened.cautions(self.algorithm))
         cautions += judged.cautions(self.algorithm, self.noise_factor)
         cautions += pe_means.cautions(self.algorithm)
+        cautions += synopsis_cautions.cautions(self.algorithm)
         of_persons = note_on_persons(self.algorithm)
         if of_persons is not None:
             cautions.append(of_persons)
@@ -505,7 +527,7 @@ optional
             )
         self._note()
         run = self._run(roster)
-        crowd = max(self.n_clients or 0, self.min_clients, len(roster or ()), named)
+        crowd = max(self._planned_crowd, len(roster or ()))
         require_sizes(run, crowd)
         server = Server(
             run, seed=self.seed, roster=roster, nodes=self.nodes, journal=self._journal

@@ -71,7 +71,7 @@ class SynopsisKMeans(KMeansStrategy):
     ALGORITHM = SynopsisAlgorithm
     THEOREMS = (22, 24)
     TRUST = "distributed-noise"
-    OMITS = ("schedule", "min_clusters")
+    OMITS = ("schedule", "min_clusters", "most_words")
 
     def __init__(
         self,

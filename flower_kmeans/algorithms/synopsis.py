@@ -36,6 +36,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     COUNT_POWER,
     FEW_COLUMNS,
     FEWEST_CELLS,
+    FEWEST_GROUPS,
     FIRST,
     GROWTH,
     LEAST_SYNOPSIS,
@@ -46,6 +47,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     MOST_CHOSEN,
     MOST_COLUMNS,
     MOST_DIRECTIONS,
+    MOST_GROUPS,
     MOST_SYNOPSIS,
     MOST_WIDE_FRACTION,
     REFINEMENT_COUNTS,
@@ -56,7 +58,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     THIRD_ROUND,
     WIDE_EDGE,
 )
-from flower_kmeans.algorithms.synopsis_moments import MomentsStage
+from flower_kmeans.algorithms.synopsis_moments import MomentsStage, note_on_groups
 from flower_kmeans.algorithms.synopsis_refinement import RefinementStage
 from flower_kmeans.algorithms.synopsis_results import SynopsisMixture, SynopsisSizes
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, SizingStage
@@ -134,6 +136,8 @@ class Schedule:
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
     count_share: Annotated[float, parameters.POSITIVE]
     n_sizings: Annotated[int, left_out(whole(0, _MOST_SIZINGS))] = 0
+    # m, of groups of columns, whose products with columns are released; 0: all moments
+    n_groups: Annotated[int, left_out(whole(0, MOST_GROUPS))] = 0
 
     def __post_init__(self) -> None:
         """Check every field, those of a document too."""
@@ -151,15 +155,23 @@ class Schedule:
         n_features: int,
         n_sizings: int = 0,
         n_refinements: int = REFINEMENTS,
+        most_words: int | None = None,
     ) -> Self:
         """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise.
 
-        See docs/guarantees, Theorem 22, "Decided in advance".
+        Second moments have at most ``most_words`` words, if that is given. See
+        docs/guarantees, Theorem 22, "The schedule is public" and "Groups of columns".
         """
         d = n_features
         strength = signal * math.sqrt(_fraction_without_sizes(n_sizings))
         of_moments = _moment_fraction(strength, d)
         moments = d <= MOST_COLUMNS and _has_clear_moments(strength, of_moments, d)
+        n_groups = 0
+        if moments and most_words is not None and d * (d + 1) // 2 > most_words:
+            n_groups = min(MOST_GROUPS, most_words // d)
+            if n_groups < FEWEST_GROUPS:
+                moments = False
+                n_groups = 0
         most_directions = BLIND_DIRECTIONS
         if moments:
             most_directions = MOST_DIRECTIONS
@@ -179,6 +191,7 @@ class Schedule:
             n_refinements=n_refinements,
             count_share=count_share,
             n_sizings=n_sizings,
+            n_groups=n_groups,
         )
 
     @property
@@ -206,6 +219,12 @@ class Schedule:
             return MOMENT_FRACTION
         of_others = _fraction_without_sizes(self.n_sizings)
         return _moment_fraction(self.signal * math.sqrt(of_others), n_features)
+
+    def has_clear_moments(self, n_features: int) -> bool:
+        """Return whether second moments would be clear of noise, taken or not."""
+        strength = self.signal * math.sqrt(_fraction_without_sizes(self.n_sizings))
+        of_moments = _moment_fraction(strength, n_features)
+        return _has_clear_moments(strength, of_moments, n_features)
 
     def is_synopsis(self, round_number: int) -> bool:
         """Return whether a round (from 1) asks about cells."""
@@ -443,9 +462,14 @@ class SynopsisAlgorithm(base.Algorithm):
         *,
         clips: Mapping[str, float] | None = None,
         n_rounds: int | Literal["auto"] = "auto",
+        most_words: int | None = None,
         **options: Any,
     ) -> Self:
-        """Return the algorithm of a user's options, with its clips and its schedule."""
+        """Return the algorithm of a user's options, with its clips and its schedule.
+
+        ``most_words`` is how many words of a round the run's messages can carry. Where
+        second moments have more, groups of columns stand for the columns.
+        """
         numbers = CLUSTERS.check("n_clusters", n_clusters)
         if not isinstance(numbers, int):
             if options.get("min_clusters") is not None:
@@ -472,6 +496,7 @@ class SynopsisAlgorithm(base.Algorithm):
             domain.n_features,
             SIZING_ROUNDS if _has_bounds(fields) else 0,
             REFINEMENTS if fields.get("min_clusters") is None else 0,
+            most_words,
         )
         algorithm = cls(**fields, schedule=schedule)
         if not is_auto(n_rounds):
@@ -520,6 +545,13 @@ class SynopsisAlgorithm(base.Algorithm):
         if schedule.moments and d > MOST_COLUMNS:
             raise ConfigurationError(
                 f"Expected moments=false for more than {MOST_COLUMNS} columns. Got true for {d}."
+            )
+        n_groups = schedule.n_groups
+        if n_groups and not (schedule.moments and FEWEST_GROUPS <= n_groups < d):
+            raise ConfigurationError(
+                f"Expected n_groups of 0, or with moments=true between {FEWEST_GROUPS} and "
+                f"{d - 1}, fewer than the columns. Got {n_groups} with "
+                f"moments={schedule.moments}."
             )
 
     @property
@@ -596,8 +628,7 @@ class SynopsisAlgorithm(base.Algorithm):
         schedule = self.schedule
         last = schedule.last_synopsis
         if round_number == FIRST:
-            n_cells = schedule.n_cells(FIRST + 1)
-            return MomentsStage(self._setting, schedule.moments, n_cells)
+            return self.moments_stage
         if schedule.is_synopsis(round_number):
             is_last = round_number == last
             return CellsStage(
@@ -620,12 +651,19 @@ class SynopsisAlgorithm(base.Algorithm):
             # With own clips, counts of the first round are of another size than those
             # of the synopsis.
             follows_counts=round_number > last + 1 or not self.clips,
-            learns_beside=self._learns_beside,
+            learns_beside=self.learns_beside,
             power_cells=self._power_cells,
         )
 
     @property
-    def _learns_beside(self) -> bool:
+    def moments_stage(self) -> MomentsStage:
+        """The first round."""
+        schedule = self.schedule
+        n_cells = schedule.n_cells(FIRST + 1)
+        return MomentsStage(self._setting, schedule.moments, n_cells, schedule.n_groups)
+
+    @property
+    def learns_beside(self) -> bool:
         """Whether only clear directions are live, so that moves beside them are small."""
         setting = self._setting
         return self.schedule.moments and setting.fewest_live < setting.n_directions
@@ -743,6 +781,15 @@ class SynopsisAlgorithm(base.Algorithm):
         return State(number, {**before, **changed, "flags": flags})
 
     # ------------------------------------------------------------------ results
+
+    def warnings(self, state: State) -> tuple[str, ...]:
+        """Return warnings about how the run went, and one about groups of columns."""
+        found = super().warnings(state)
+        n_groups = self.schedule.n_groups
+        if not n_groups:
+            return found
+        note = note_on_groups(self.domain.n_features, n_groups)
+        return (note[0].upper() + note[1:], *found)
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""

@@ -81,6 +81,12 @@ CLEAR_MOMENTS = 0.35
 MOST_COLUMNS = 2048
 """Most columns with second moments. More would exceed the words of a message."""
 
+MOST_GROUPS = 128
+"""Most groups of columns, where messages cannot carry second moments of all columns."""
+
+FEWEST_GROUPS = 16
+"""Fewest groups of columns. Where messages cannot carry them, directions are random."""
+
 MOST_DIRECTIONS = 64
 """Most directions of a synopsis with second moments."""
 

@@ -40,6 +40,7 @@ from flower_kmeans.protocol.wire import MAX_SLOTS
 from flower_kmeans.secagg.base import (
     PartError,
     ReconstructedSum,
+    SecureSum,
     Sharing,
     SumContext,
     SumError,
@@ -249,8 +250,15 @@ def protect(
 
 def part_bytes(run: "Run", n_words: int, sharing: Sharing | None) -> int:
     """Return the length of a part of a vector, keys included, in bytes."""
-    size = run.trust.sum.part_bytes
-    return size(n_words, sharing) + len(run.document.levels) * size(KEY_WORDS, sharing)
+    return bytes_of_part(run.trust.sum, n_words, sharing, len(run.document.levels))
+
+
+def bytes_of_part(
+    secure_sum: SecureSum, n_words: int, sharing: Sharing | None, n_levels: int
+) -> int:
+    """Return `part_bytes` of runs with a secure sum and a number of levels."""
+    size = secure_sum.part_bytes
+    return size(n_words, sharing) + n_levels * size(KEY_WORDS, sharing)
 
 
 def combined_bytes(

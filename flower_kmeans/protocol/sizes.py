@@ -1,12 +1,16 @@
 """The largest messages of a planned run (docs/protocol.md, section 8)."""
 
 import math
+from bisect import bisect_right
 
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol import noise
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
 from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.trust import TrustModel
 from flower_kmeans.protocol.wire import MAX_MESSAGE
+from flower_kmeans.secagg.base import Sharing
 
 MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
 _OVERHEAD = 2**20  # bytes of a message that do not grow with words or clients
@@ -19,17 +23,48 @@ def bytes_beside_data(n_clients: int) -> int:
     return _OVERHEAD + _PEER_BYTES * n_clients
 
 
+def _sharing(
+    trust: TrustModel, n_clients: int, max_colluders: int
+) -> tuple[int, Sharing | None]:
+    """Return the number of parts of an answer with ``n_clients``, and how it is shared."""
+    if not trust.has_committee:
+        return 1, None
+    n_parts = min(n_clients, MAX_POSITIONS)
+    n_corrupt = corrupt_positions(n_clients, max_colluders)
+    return n_parts, trust.sum.set_up(n_parts, n_corrupt, n_parts)
+
+
 def _planned_part(run: Run, n_clients: int) -> tuple[int, int]:
     """Return the number of parts of an answer with ``n_clients``, and their largest bytes."""
     document = run.document
-    trust = run.trust
-    sharing = None
-    n_parts = 1
-    if trust.has_committee:
-        n_parts = min(n_clients, MAX_POSITIONS)
-        n_corrupt = corrupt_positions(n_clients, document.max_colluders)
-        sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
+    n_parts, sharing = _sharing(run.trust, n_clients, document.max_colluders)
     return n_parts, noise.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
+
+
+def most_words(
+    trust: TrustModel, n_clients: int, max_colluders: int, n_levels: int
+) -> int:
+    """Return the most words of a round that `require_sizes` allows to ``n_clients`` clients.
+
+    Words of queries do not count. ``n_levels`` is the number of a document's ``levels``.
+    Without clients who could share a sum it is `MAX_WORDS`, because the run is refused
+    for that reason.
+    """
+    try:
+        n_parts, sharing = _sharing(trust, n_clients, max_colluders)
+    except ConfigurationError:
+        return MAX_WORDS
+    most = (MAX_MESSAGE - bytes_beside_data(n_clients)) // n_parts
+    if trust.has_committee:
+        of_member = (MAX_MESSAGE - bytes_beside_data(n_clients)) // n_clients
+        most = min(most, of_member, MAX_RELAY // (n_clients * n_parts))
+
+    def part(n_words: int) -> int:
+        found = noise.bytes_of_part(trust.sum, n_words, sharing, n_levels)
+        return found + _PART_OVERHEAD
+
+    n_allowed = bisect_right(range(1, MAX_WORDS + 1), most, key=part)
+    return max(0, n_allowed - trust.checksum_words)
 
 
 def answers_bytes(run: Run, n_clients: int) -> int:

@@ -111,6 +111,14 @@ CASES: dict[str, Callable[[], Algorithm]] = {
     "synopsis-embeddings-sphere": partial(
         synopsis, 3, Sphere(140), PrivacyBudget(6.0), n_records=N
     ),
+    "synopsis-groups": partial(
+        synopsis,
+        3,
+        BALLS[160],
+        PrivacyBudget(4.0),
+        n_records=N,
+        most_words=160 * 40,
+    ),
     "synopsis-blind": partial(
         synopsis, 3, BALLS[130], PrivacyBudget(0.1, 1e-6), n_records=N
     ),
@@ -191,6 +199,7 @@ DIGESTS = {
     "synopsis-embeddings-clients": "d3403aeb0332929b453d89f511eab367",
     "synopsis-embeddings-ranges": "29453069b8d0f880a2d760054bcc014a",
     "synopsis-embeddings-sphere": "b17612d3bbf817fd7bbff7ff726fb0bc",
+    "synopsis-groups": "b551d8a3a331da0bbfb45b1bcd20c643",
     "synopsis-blind": "25137754cf096de5a3c7084460b33087",
     "synopsis-clients": "24a45502c5e4059f8345c1434cca64b3",
     "synopsis-sized": "f5b45180b42c45f5a79fc7426d3256f1",

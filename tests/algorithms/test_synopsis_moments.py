@@ -5,7 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms.synopsis_moments import mean_norm, spectrum
+from flower_kmeans.algorithms.synopsis_moments import (
+    mean_norm,
+    spectrum,
+    spectrum_of_groups,
+)
 
 pytestmark = pytest.mark.claim("guarantees", "22")
 
@@ -46,3 +50,32 @@ def test_directions_above_the_noise_keep_their_variance_and_the_others_share_the
     assert n_clear == 0
     # No direction is without variance.
     np.testing.assert_array_equal(spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7])
+
+
+def test_singular_values_above_the_noise_give_variances():
+    """Against products of groups with a planted direction and simulated noise."""
+    d, m, noise = 400, 100, 1e-3
+    rng = np.random.default_rng(5)
+    edge = noise * (math.sqrt(d) + math.sqrt(m))
+    alone = np.linalg.svd(noise * rng.normal(size=(d, m)), compute_uv=False)
+    assert alone.max() == pytest.approx(edge, rel=0.05)
+    found, n_clear = spectrum_of_groups(alone[:64], noise, (d, m), 0.5)
+    assert n_clear == 0
+    np.testing.assert_allclose(found, 0.5 / d)
+    variance = 0.15
+    axis = rng.normal(size=d) / math.sqrt(d)
+    kept = rng.normal(size=m) / math.sqrt(d)  # m / d of its squared length
+    planted = variance * np.outer(axis, kept) + noise * rng.normal(size=(d, m))
+    values = np.linalg.svd(planted, compute_uv=False)
+    found, n_clear = spectrum_of_groups(values[:64], noise, (d, m), 0.5)
+    assert n_clear == 1
+    assert found[0] == pytest.approx(variance, rel=0.15)
+    np.testing.assert_allclose(found[1:], (0.5 - found[0]) / (d - 1))
+
+
+def test_without_noise_all_singular_values_are_variances():
+    values = np.array([0.3, 0.1, 0.0])
+    found, n_clear = spectrum_of_groups(values, 0.0, (12, 3), 1.0)
+    assert n_clear == 2
+    np.testing.assert_allclose(found[:2], [0.6, 0.2])
+    np.testing.assert_allclose(found[2:], 0.02)

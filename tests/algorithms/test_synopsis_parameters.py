@@ -122,6 +122,51 @@ def test_a_signal_at_a_threshold_does_not_exceed_it():
     assert (found.moments, found.n_directions, found.cells) == (True, 64, (35, 35, 35))
 
 
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(
+    ("d", "most_words", "moments", "n_groups"),
+    [
+        (200, None, True, 0),
+        (200, 20_100, True, 0),
+        (200, 20_099, True, 100),
+        (2048, 2_098_175, True, 128),
+        (200, 3_200, True, 16),
+        (200, 3_199, False, 0),
+        (2049, 10**6, False, 0),
+    ],
+)
+def test_groups_stand_for_columns_where_messages_cannot_carry_all_moments(
+    d, most_words, moments, n_groups
+):
+    found = Schedule.of(1e5, 10, d, most_words=most_words)
+    assert (found.moments, found.n_groups) == (moments, n_groups)
+    # All else is as with moments of all columns, or as with none of them.
+    if moments:
+        assert replace(found, n_groups=0) == Schedule.of(1e5, 10, d)
+    else:
+        assert found.n_directions == 16
+
+
+def test_a_document_names_the_groups():
+    domain = Ball(1.0, [0.0] * 200)
+    algorithm = build(3, domain, n_records=10**6, most_words=200 * 40)
+    config = algorithm_to_config(algorithm)
+    assert config["schedule"]["n_groups"] == 40
+    assert algorithm_from_config(config, domain, algorithm.budget) == algorithm
+    assert algorithm.layout(1).n_words == 200 * 40
+    whole = build(3, domain, n_records=10**6)
+    assert "n_groups" not in algorithm_to_config(whole)["schedule"]
+    for n_groups, moments in ((15, True), (129, True), (40, False)):
+        config["schedule"].update(n_groups=n_groups, moments=moments)
+        with pytest.raises(ConfigurationError, match="n_groups"):
+            algorithm_from_config(config, domain, algorithm.budget)
+    narrow = build(3, Ball(1.0, [0.0] * 30), n_records=10**6)
+    config = algorithm_to_config(narrow)
+    config["schedule"]["n_groups"] = 30
+    with pytest.raises(ConfigurationError, match="between 16 and 29"):
+        algorithm_from_config(config, narrow.domain, narrow.budget)
+
+
 def test_the_schedule_follows_from_public_figures():
     mu = mu_of_budget(1.0, 1e-6)
     for options, signal in (

@@ -15,7 +15,7 @@ def test_vectors_have_length_one_a_common_part_and_clusters(script):
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1)
     np.testing.assert_array_equal(vectors, script.made(3000, 24))
     assert 0.2 < np.linalg.norm(vectors.mean(axis=0)) < 0.8
-    best = script.reference(vectors, 20, n_starts=1)
+    best = script.yardsticks(vectors, 20, n_starts=1)
     assert best.kmeans < 0.95 * best.one_cluster
 
 
@@ -26,19 +26,54 @@ def test_the_cost_is_that_of_the_nearest_centroids(script, tmp_path):
     expected = distances.min(axis=1).mean()
     assert script.cost(vectors, centroids) == pytest.approx(expected)
     np.save(tmp_path / "own.npy", 3 * vectors)
-    np.testing.assert_allclose(script.load("own.npy", tmp_path), vectors)
+    own = script.load("own.npy", tmp_path)
+    np.testing.assert_allclose(own.records, vectors)
+    assert own.n_clusters == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "k"), [("digits", 64, 10), ("sklearn-breast", 30, 2)]
+)
+def test_records_of_other_sets_fill_the_ball(script, tmp_path, name, d, k):
+    found = script.load(name, tmp_path)
+    assert found.records.shape[1] == d
+    assert found.n_clusters == k
+    assert np.linalg.norm(found.records, axis=1).max() == pytest.approx(1)
 
 
 def test_it_prints_a_row_for_each_set_epsilon_and_strategy(script, capsys):
     chosen = ["--data", "made_600_6", "--clusters", "3", "--epsilons", "1", "8"]
     script.main([*chosen, "--runs", "2", "--starts", "1"])
     head, line, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") == 9
+    assert head.count("|") == line.count("|") == 10
     assert [row.split("|")[5].strip() for row in rows] == [*script.ALGORITHMS] * 2
     for row in rows:
         lost, error = map(float, row.split("|")[6].split("±"))
         assert -1 < lost < 3
         assert 0 <= error < 2
+
+
+def test_it_measures_boxes_groups_of_columns_and_the_floor(script, capsys, monkeypatch):
+    chosen = ["--data", "made_600_40", "--clusters", "3", "--epsilons", "40"]
+    chosen += ["--runs", "1", "--starts", "1", "--algorithms", "SynopsisKMeans"]
+    planned = []
+
+    class Planned(script.SynopsisAlgorithm):
+        @classmethod
+        def planned(cls, n_clusters, domain, *rest, **options):
+            found = script.SynopsisAlgorithm.planned(
+                n_clusters, domain, *rest, **options
+            )
+            planned.append((type(domain), found.schedule.n_groups))
+            return found
+
+    monkeypatch.setitem(script.ALGORITHMS, "SynopsisKMeans", Planned)
+    for extra in ([], ["--groups", "16"], ["--box", "0.5"]):
+        script.main([*chosen, *extra, "--floor"])
+        row = capsys.readouterr().out.splitlines()[-1].split("|")
+        ratio, over_floor = (float(row[place].split("±")[0]) for place in (7, 8))
+        assert 0.9 < over_floor <= ratio + 0.001 < 2
+    assert planned == [(script.Ball, 0), (script.Ball, 16), (script.Box, 0)]
 
 
 @pytest.mark.parametrize("chosen", [["--client"], ["--trust", "trusted-server"]])

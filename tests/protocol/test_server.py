@@ -15,6 +15,7 @@ from harness import memory_below
 from serving import LOST, ROUND_TRIPS, T, make_net
 
 from flower_kmeans.algorithms import queries
+from flower_kmeans.algorithms.feasibility import MAX_WORDS
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
@@ -30,7 +31,12 @@ from flower_kmeans.protocol.incidents import TAKEN
 from flower_kmeans.protocol.messages import Answer, Code
 from flower_kmeans.protocol.phases.attempt import N_REPEATS, ShareStore
 from flower_kmeans.protocol.server import Server
-from flower_kmeans.protocol.sizes import MAX_RELAY, planned_sizes, require_sizes
+from flower_kmeans.protocol.sizes import (
+    MAX_RELAY,
+    most_words,
+    planned_sizes,
+    require_sizes,
+)
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
 
 PROTOCOL = "flower_kmeans.protocol"
@@ -468,6 +474,23 @@ def test_a_run_whose_messages_are_too_long_is_not_planned():
     require_sizes(with_words("oblivious-server", 80_000), 10_000)
     with pytest.raises(ConfigurationError, match="one 'ask' message"):
         require_sizes(with_words("oblivious-server", MAX_MESSAGE // 8), 10)
+
+
+@pytest.mark.claim("protocol", "limits-when-run-planned")
+@pytest.mark.parametrize("n_clients", [3, 50, 200, 1000])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_most_words_of_a_round_are_those_that_are_not_refused(trust, n_clients):
+    run = with_words(trust, 1, n_clients)
+    document = run.document
+    most = most_words(
+        run.trust, n_clients, document.max_colluders, len(document.levels)
+    )
+    at_most = most + run.trust.checksum_words
+    require_sizes(with_words(trust, at_most, n_clients), n_clients)
+    if most < MAX_WORDS - run.trust.checksum_words:
+        assert run.trust.has_committee
+        with pytest.raises(ConfigurationError, match="MiB of"):
+            require_sizes(with_words(trust, at_most + 64, n_clients), n_clients)
 
 
 def test_the_query_of_a_sighted_run_counts(monkeypatch):

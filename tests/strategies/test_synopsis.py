@@ -387,16 +387,48 @@ def test_the_directions_of_embeddings_are_found(space, trust, unit):
 
 
 def test_second_moments_of_many_columns_have_room_for_some_clients_with_shares():
-    """The numbers of the page on known limitations."""
+    """The numbers of the page on known limitations. Beyond, groups of columns have room."""
 
-    def plan(d, n_clients):
-        domain = Ball(1.0, [0.0] * d)
+    def plan(d, n_clients, trust="distributed-noise"):
         return SynopsisKMeans(
-            20, domain, PrivacyBudget(1.0), 50_000, n_clients=n_clients
+            20,
+            Ball(1.0, [0.0] * d),
+            PrivacyBudget(1.0),
+            50_000,
+            trust=trust,
+            n_clients=n_clients,
         )
 
     for d, n_clients in ((768, 100), (1536, 20)):
-        assert plan(d, n_clients).algorithm.layout(1).n_words == d * (d + 1) // 2
-    for d, n_clients in ((768, 200), (1536, 50)):
-        with pytest.raises(ConfigurationError, match="MiB of shares to relay"):
-            plan(d, n_clients)
+        found = plan(d, n_clients)
+        assert found.algorithm.layout(1).n_words == d * (d + 1) // 2
+        assert found.plan.notes == ()
+    for d, n_clients, n_groups in ((768, 200, 128), (768, 400, 81), (1536, 50, 128)):
+        found = plan(d, n_clients)
+        assert found.algorithm.layout(1).n_words == d * n_groups
+        (note,) = found.plan.notes
+        assert f"{n_groups} random groups" in note
+        found = plan(d, n_clients, "oblivious-server")
+        assert found.algorithm.layout(1).n_words == d * (d + 1) // 2
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+def test_groups_of_columns_find_the_directions_of_embeddings(trust, monkeypatch):
+    """With 24 groups, the most that a smaller limit leaves room for."""
+    monkeypatch.setattr("flower_kmeans.protocol.sizes.MAX_RELAY", 3 * 3 * 8 * 3500)
+    n = 6000
+    vectors, directions = embeddings(n)
+    strategy = SynopsisKMeans(
+        5,
+        Ball(1 + 1e-9, [0.0] * D),
+        PrivacyBudget(4.0),
+        n,
+        trust=trust,
+        n_clients=3,
+    )
+    assert strategy.algorithm.schedule.n_groups == 24
+    result = simulate(strategy, np.array_split(vectors, 3))
+    found = similarity(directions, result.centroids)
+    assert_within("the least cosine is", found, least=0.9)
+    if trust == "distributed-noise":
+        assert "24 random groups" in " ".join(result.report.warnings)

@@ -122,6 +122,35 @@ def leading(
     return vectors, values[:n_vectors] / scale
 
 
+def leading_of_products(
+    matrix: FloatArray, n_vectors: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return the leading left singular vectors, (d, p), and values, (p,), of a matrix.
+
+    Values descend, and vectors are orthonormal columns.
+
+    Parameters
+    ----------
+    matrix : array of float64, (d, m)
+        A matrix with finite entries of at most 1e150 in absolute value. d is at most
+        `MOST_COLUMNS`, and m so small that rotations are fast, about 128.
+    n_vectors : int
+        p, the number of vectors, at most m.
+    """
+    length = math.sqrt(math.fsum(row_sums(matrix * matrix)))
+    scale = _SHORT / max(length, 2.0**-500)
+    # No row and no column is longer than the whole matrix, which is below 1.
+    short = matrix * scale
+    with single_threaded_blas():
+        within = _product(short.T, short)
+        turn, _ = eigenvectors((within + within.T) / 2)
+        images = _product(short, turn[:, :n_vectors] * _SHORT) / _SHORT
+    values = _lengths(images.T) / scale
+    # A matrix of a lower rank has images of roundings, which count as zeros.
+    vectors = _independent(orthonormal(images).T).T
+    return vectors, values
+
+
 def _start(n_rows: int, d: int) -> FloatArray:
     """Return public random rows, (n_rows, d)."""
     words = random_words(public_words(0), n_rows * d)

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms.numerics import eigenspace
-from flower_kmeans.algorithms.numerics.eigenspace import leading, leading_eigenvectors
+from flower_kmeans.algorithms.numerics.eigenspace import (
+    leading,
+    leading_eigenvectors,
+    leading_of_products,
+)
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from tests.support.processors import environments, outputs, printed
 
 RNG = np.random.default_rng
 DIGEST = "4c340b7b608cef78d6c01533efa7813d"
+OF_PRODUCTS = "7f2b753d12f159abfa242821ca1166ab"
 
 
 def noisy(d, n_clear, noise):
@@ -131,6 +136,37 @@ def test_rows_that_are_not_orthogonal_to_earlier_ones_become_zeros():
     np.testing.assert_array_equal(found, rows)
 
 
+@pytest.mark.claim("guarantees", "11")
+@pytest.mark.parametrize("shape", [(300, 128), (150, 40), (17, 17), (200, 1)])
+def test_leading_singular_vectors_are_those_of_linear_algebra(shape):
+    d, m = shape
+    axes = np.linalg.qr(RNG(d).normal(size=(d, m)))[0]
+    turn = np.linalg.qr(RNG(m).normal(size=(m, m)))[0]
+    expected = 3.0 * 0.9 ** np.arange(m)
+    matrix = (axes * expected) @ turn.T
+    before = matrix.copy()
+    p = max(1, m // 4)
+    vectors, values = leading_of_products(matrix, p)
+    np.testing.assert_array_equal(matrix, before)
+    np.testing.assert_allclose(values, expected[:p], rtol=1e-9)
+    np.testing.assert_allclose(
+        np.abs((vectors * axes[:, :p]).sum(axis=0)), 1, atol=1e-9
+    )
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(p), atol=1e-11)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_any_matrix_of_products_gives_finite_vectors_without_warnings(name):
+    with np.errstate(all="raise", under="ignore"):
+        vectors, values = leading_of_products(HARD[name][:, :30], 20)
+    assert np.isfinite(vectors).all()
+    assert np.isfinite(values).all()
+    products = vectors.T @ vectors
+    # Those without an image are zeros.
+    np.testing.assert_allclose(products, np.diag(np.diagonal(products)), atol=1e-9)
+    assert (np.diagonal(products) < 1 + 1e-9).all()
+
+
 # ----------------------------------------------------------------- exact products
 
 
@@ -182,16 +218,31 @@ def digest() -> str:
     return found.hexdigest()[:32]
 
 
-CODE = "from tests.algorithms.numerics.test_eigenspace import digest; print(digest())"
+def digest_of_products() -> str:
+    """Return a digest of singular vectors and values of products, the same everywhere."""
+    words = random_words(public_words(6), 257 * 100)
+    matrix = np.floor(normals(words).reshape(257, 100) * 2.0**20)
+    matrix[np.arange(9), np.arange(9)] += 2.0**26 / np.arange(1, 10)
+    vectors, values = leading_of_products(matrix, 64)
+    found = hashlib.sha256(np.ascontiguousarray(vectors, "<f8").tobytes())
+    found.update(values.astype("<f8").tobytes())
+    return found.hexdigest()[:32]
+
+
+CODE = (
+    "from tests.algorithms.numerics.test_eigenspace import digest, digest_of_products; "
+    "print(digest() + digest_of_products())"
+)
 
 
 @pytest.mark.claim("guarantees", "11")
 def test_eigenvectors_have_the_same_bits_on_an_older_processor():
     assert digest() == DIGEST
-    assert printed(CODE, environments()[-1]) == DIGEST
+    assert digest_of_products() == OF_PRODUCTS
+    assert printed(CODE, environments()[-1]) == DIGEST + OF_PRODUCTS
 
 
 @pytest.mark.claim("guarantees", "11")
 @pytest.mark.thorough
 def test_eigenvectors_have_the_same_bits_on_every_processor():
-    assert set(outputs(CODE)) == {DIGEST}
+    assert set(outputs(CODE)) == {DIGEST + OF_PRODUCTS}
