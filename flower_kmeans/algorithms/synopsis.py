@@ -40,6 +40,9 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_SYNOPSIS,
     LEAST_WIDE_FRACTION,
     MOMENT_FRACTION,
+    MORE_COLUMNS,
+    MORE_REFINEMENTS,
+    MORE_SIGNAL,
     MOST_BOUNDED,
     MOST_CELLS,
     MOST_CHOSEN,
@@ -150,11 +153,12 @@ class Schedule:
         n_clusters: int,
         n_features: int,
         n_sizings: int = 0,
-        n_refinements: int = REFINEMENTS,
+        n_refinements: int | None = None,
     ) -> Self:
         """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise.
 
-        See docs/guarantees, Theorem 22, "Decided in advance".
+        The number of refinements follows from the signal unless it is given. See
+        docs/guarantees, Theorem 22, "The schedule is public".
         """
         d = n_features
         strength = signal * math.sqrt(_fraction_without_sizes(n_sizings))
@@ -166,6 +170,8 @@ class Schedule:
             strength *= math.sqrt(_left_by_moments(of_moments))
         n_directions = min(d, most_directions)
         count_share = 1 / (1 + (n_directions / COUNT_DIRECTIONS) ** COUNT_POWER)
+        if n_refinements is None:
+            n_refinements = _refinement_rounds(strength, n_clusters, d)
         n_synopses = _synopsis_rounds(strength, n_clusters, d)
         fractions = _synopsis_fractions(n_synopses, d, n_refinements)
         return cls(
@@ -307,6 +313,14 @@ def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
     fourth_root = math.sqrt(math.sqrt(n_features))
     c = strength / (n_clusters * fourth_root)
     return 1 + (c > SECOND_ROUND) + (c > THIRD_ROUND)
+
+
+def _refinement_rounds(strength: float, n_clusters: int, n_features: int) -> int:
+    """Return the number of refinement rounds, by s = S / (k sqrt(d))."""
+    s = strength / (n_clusters * math.sqrt(n_features))
+    if n_features <= MORE_COLUMNS and s < MORE_SIGNAL:
+        return MORE_REFINEMENTS
+    return REFINEMENTS
 
 
 def _cells_of_round(strength: float, of_counts: float, n_clusters: int) -> int:
@@ -471,7 +485,7 @@ class SynopsisAlgorithm(base.Algorithm):
             numbers,
             domain.n_features,
             SIZING_ROUNDS if _has_bounds(fields) else 0,
-            REFINEMENTS if fields.get("min_clusters") is None else 0,
+            None if fields.get("min_clusters") is None else 0,
         )
         algorithm = cls(**fields, schedule=schedule)
         if not is_auto(n_rounds):
