@@ -17,8 +17,8 @@ class SynopsisKMeans(KMeansStrategy):
     The first round releases second moments. One to three rounds build a synopsis: counts,
     clipped residuals and their squared lengths, of the records by nearest cell. Each of
     these rounds makes its cells from the release of the round before. Weighted k-means on
-    the cells gives centroids. Four Lloyd rounds refine them, with residuals clipped to a
-    shrinking radius. No option needs tuning.
+    the cells gives centroids. Four or eight Lloyd rounds refine them, with residuals
+    clipped to a shrinking radius. No option needs tuning.
 
     A ``Box`` stands for the ball around it, so a `Ball` that fits the records is
     better. On a `Sphere` cells and means lie in the unit ball, and the result has the

@@ -42,6 +42,9 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_SYNOPSIS,
     LEAST_WIDE_FRACTION,
     MOMENT_FRACTION,
+    MORE_COLUMNS,
+    MORE_REFINEMENTS,
+    MORE_SIGNAL,
     MOST_BOUNDED,
     MOST_CELLS,
     MOST_CHOSEN,
@@ -154,12 +157,13 @@ class Schedule:
         n_clusters: int,
         n_features: int,
         n_sizings: int = 0,
-        n_refinements: int = REFINEMENTS,
+        n_refinements: int | None = None,
         most_words: int | None = None,
     ) -> Self:
         """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise.
 
-        Second moments have at most ``most_words`` words, if that is given. See
+        The number of refinements follows from the signal unless it is given. Second
+        moments have at most ``most_words`` words, if that is given. See
         docs/guarantees, Theorem 22, "The schedule is public" and "Groups of columns".
         """
         d = n_features
@@ -178,6 +182,8 @@ class Schedule:
             strength *= math.sqrt(_left_by_moments(of_moments))
         n_directions = min(d, most_directions)
         count_share = 1 / (1 + (n_directions / COUNT_DIRECTIONS) ** COUNT_POWER)
+        if n_refinements is None:
+            n_refinements = _refinement_rounds(strength, n_clusters, d)
         n_synopses = _synopsis_rounds(strength, n_clusters, d)
         fractions = _synopsis_fractions(n_synopses, d, n_refinements)
         return cls(
@@ -326,6 +332,14 @@ def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
     fourth_root = math.sqrt(math.sqrt(n_features))
     c = strength / (n_clusters * fourth_root)
     return 1 + (c > SECOND_ROUND) + (c > THIRD_ROUND)
+
+
+def _refinement_rounds(strength: float, n_clusters: int, n_features: int) -> int:
+    """Return the number of refinement rounds, by s = S / (k sqrt(d))."""
+    s = strength / (n_clusters * math.sqrt(n_features))
+    if n_features <= MORE_COLUMNS and s < MORE_SIGNAL:
+        return MORE_REFINEMENTS
+    return REFINEMENTS
 
 
 def _cells_of_round(strength: float, of_counts: float, n_clusters: int) -> int:
@@ -495,7 +509,7 @@ class SynopsisAlgorithm(base.Algorithm):
             numbers,
             domain.n_features,
             SIZING_ROUNDS if _has_bounds(fields) else 0,
-            REFINEMENTS if fields.get("min_clusters") is None else 0,
+            None if fields.get("min_clusters") is None else 0,
             most_words,
         )
         algorithm = cls(**fields, schedule=schedule)

@@ -54,6 +54,15 @@ FIRST = 1
 REFINEMENTS = 4
 """Number of Lloyd rounds. Moves are weighted by their noise, so more rounds lose little."""
 
+MORE_REFINEMENTS = 8
+"""Number of Lloyd rounds at weak signals, where steps are short, in few columns."""
+
+MORE_SIGNAL = 100.0
+"""Signal s from which more Lloyd rounds than `REFINEMENTS` gain nothing."""
+
+MORE_COLUMNS = 64
+"""Most columns with `MORE_REFINEMENTS`."""
+
 SECOND_ROUND = 6.0
 """Least c for a second round of the synopsis."""
 
@@ -202,13 +211,19 @@ LEAST_FACTOR = 1.0
 """Least radius rho, in root mean squares of the lengths that it clips."""
 
 MOST_FACTOR = 2.6
-"""Largest radius rho."""
+"""Largest radius rho by this formula."""
 
 FACTOR_START = 0.7
 """Radius rho at the signal s = 1."""
 
 FACTOR_GROWTH = 0.3
 """Growth of rho with the logarithm of s."""
+
+FREE_FACTOR = 0.01
+"""Radius rho over the signal s, where this is longer: its noise costs about 0.001."""
+
+LONGEST_FACTOR = 20.0
+"""Largest radius rho at any signal. Shorter offsets lose nothing by rounding."""
 
 LEAST_SIGNAL = 0.1
 """Least signal s in the formula of rho."""
@@ -252,6 +267,18 @@ MOST_PAIRS_PER_CELL = 20
 
 POLISH_STEPS = 12
 """Lloyd steps on these points."""
+
+SELECTIONS = 8
+"""Most selections, of which the best counts."""
+
+SELECTION_WORK = 20_480
+"""Selections times k (p + 16): 4 for 64 clusters in 64 directions, less than a second."""
+
+SELECTION_WIDTH = 16
+"""Directions that take as long as what a selection does once for each cluster."""
+
+JUDGED_POINTS = 4_000
+"""Points of a mixture by which selections are compared."""
 
 # --------------------------------------------------------------------- "Refinement"
 

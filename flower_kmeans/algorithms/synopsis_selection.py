@@ -23,12 +23,16 @@ from flower_kmeans.algorithms.synopsis_constants import (
     DOUBT_BITS,
     FEWEST_STARTS,
     FREE_STARTS,
+    JUDGED_POINTS,
     MODEL_BITS,
     MOST_PAIRS_PER_CELL,
     MOST_STARTS,
     POLISH_PAIRS,
     POLISH_STEPS,
     SELECT_STEPS,
+    SELECTION_WIDTH,
+    SELECTION_WORK,
+    SELECTIONS,
     SMALLEST,
     START_STEPS,
     START_WORK,
@@ -41,6 +45,7 @@ from flower_kmeans.algorithms.synopsis_mixture import (
     integer_weights,
     nearest,
     on_grid,
+    sample,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import row_sums
@@ -97,6 +102,32 @@ def select(
     filled = _filled_up(mixture, n_clusters, source)
     centers = np.where(few, filled, polished)
     return _selection(mixture, centers, few)
+
+
+def select_best(
+    mixture: Mixture, n_clusters: int, source: np.random.Philox
+) -> Selection:
+    """Return the best of several selections, by their costs on points of the mixture.
+
+    Each selection draws other words. It costs no privacy.
+    """
+    p = mixture.means.shape[1]
+    n_selections = _affordable_selections(n_clusters, p)
+    found = [select(mixture, n_clusters, source) for _ in range(n_selections)]
+    points = sample(mixture, JUDGED_POINTS, source)
+    ones = np.ones(JUDGED_POINTS, dtype=np.int64)
+    costs = [
+        lloyd_steps(points, ones, on_grid(each.centers), n_steps=0).cost
+        for each in found
+    ]
+    # Of equal costs the first.
+    return found[costs.index(min(costs))]
+
+
+def _affordable_selections(n_clusters: int, n_directions: int) -> int:
+    """Return the number of selections, by public numbers alone."""
+    work = n_clusters * (n_directions + SELECTION_WIDTH)
+    return max(1, min(SELECTIONS, SELECTION_WORK // work))
 
 
 def _affordable_starts(n_parts: int, n_clusters: int) -> int:

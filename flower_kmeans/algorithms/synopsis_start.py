@@ -20,7 +20,11 @@ from flower_kmeans.algorithms.synopsis_mixture import (
     Parts,
     equal_masses,
 )
-from flower_kmeans.algorithms.synopsis_selection import Selection, select, select_within
+from flower_kmeans.algorithms.synopsis_selection import (
+    Selection,
+    select_best,
+    select_within,
+)
 from flower_kmeans.algorithms.synopsis_sizes import PowerCells, Sizes
 from flower_kmeans.algorithms.synopsis_state import (
     Clusters,
@@ -78,7 +82,7 @@ class Start:
                 self.fewest_clusters, mixture, radii, noise, directions
             )
         else:
-            found = select(mixture, self.setting.n_clusters, source)
+            found = select_best(mixture, self.setting.n_clusters, source)
             sized = {}
         flags[Note.FEW] = found.few
         return {**parts.to_arrays(), **sized, **self._clusters(found, directions)}

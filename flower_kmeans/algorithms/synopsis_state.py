@@ -30,8 +30,10 @@ from flower_kmeans.algorithms.synopsis_constants import (
     FACTOR_GROWTH,
     FACTOR_START,
     FEWEST_LIVE,
+    FREE_FACTOR,
     LEAST_FACTOR,
     LEAST_SIGNAL,
+    LONGEST_FACTOR,
     MANY_CLUSTERS,
     MOST_FACTOR,
     MOST_SIGNAL,
@@ -198,13 +200,16 @@ class Setting:
     def factor(self) -> float:
         """rho, a radius over the root mean square of the lengths that it clips ("Cells").
 
-        It is larger with less noise.
+        It is larger with less noise. Where noise costs next to nothing, hardly any
+        offset is clipped: clipping moves the mean of a cluster with a heavy tail.
         """
         share = self.strength / (self.n_clusters * math.sqrt(self.n_features))
         # The signal is finite even without noise, where the strength is infinite.
         signal = min(max(share, LEAST_SIGNAL), MOST_SIGNAL)
         grown = FACTOR_START + FACTOR_GROWTH * float(logarithm(np.array(signal)))
-        return min(MOST_FACTOR, max(LEAST_FACTOR, grown))
+        grown = min(MOST_FACTOR, max(LEAST_FACTOR, grown))
+        free = min(FREE_FACTOR * signal, LONGEST_FACTOR)
+        return max(grown, free)
 
     def radius(self, mean_square: float) -> int:
         """Return a refinement round's radius, in grid units ("Refinement").

@@ -83,13 +83,13 @@ def test_the_schedule_is_that_of_the_recipe(case):
         cells,
     )
     assert found.count_share == pytest.approx(count_share, abs=1e-5)
-    assert found.n_rounds == 1 + len(cells) + 4
+    assert found.n_rounds == 1 + len(cells) + found.n_refinements
     assert found.signal == signal
 
 
 @pytest.mark.parametrize("d", [1, 17, 128, 129, 2048, 2049])
 def test_a_stronger_signal_buys_more_of_everything(d):
-    """More rounds and cells, and second moments; for any number of clusters, within the limits."""
+    """More rounds of the synopsis, cells, and second moments, within the limits."""
     for k in (1, 4, 64):
         schedules = [
             Schedule.of(signal, k, d) for signal in np.geomspace(0.5, 1e5, 60).tolist()
@@ -100,15 +100,46 @@ def test_a_stronger_signal_buys_more_of_everything(d):
         # Second moments of many columns cost a part of what cells had before.
         for has_moments in {*moments} if d > 128 else {None}:
             alike = [x for x in schedules if has_moments in (None, x.moments)]
-            rounds = [found.n_rounds for found in alike]
+            rounds = [len(found.cells) for found in alike]
             assert rounds == sorted(rounds)
             n_cells = [sum(found.cells) for found in alike]
             assert n_cells == sorted(n_cells)
-        assert {schedules[0].n_rounds, schedules[-1].n_rounds} == {6, 8}
+        assert (len(schedules[0].cells), len(schedules[-1].cells)) == (1, 3)
         for found in schedules:
             assert list(found.cells) == sorted(found.cells)
             assert all(2 * k <= number <= 5 * k for number in found.cells)
             assert found.n_directions == min(d, 64 if found.moments else 16)
+
+
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(
+    ("k", "d", "s", "n_refinements"),
+    [
+        (1, 1, 0.1, 8),
+        (5, 4, 99.9, 8),
+        (5, 4, 100.1, 4),
+        (5, 4, math.inf, 4),
+        (3, 64, 1.0, 8),
+        (3, 65, 1.0, 4),
+        (20, 768, 1.0, 4),
+    ],
+)
+def test_weak_signals_in_few_columns_have_more_refinements(k, d, s, n_refinements):
+    signal = s * k * math.sqrt(d)
+    found = Schedule.of(signal, k, d)
+    assert found.n_refinements == n_refinements
+    if d > 128:
+        return
+    refinements = [
+        found.fraction(t, d) for t in range(found.last_synopsis + 1, found.n_rounds + 1)
+    ]
+    synopsis = max(0.3, min(0.55, 0.55 * (8 / d) ** 0.25))
+    assert refinements == pytest.approx(
+        [(0.92 - synopsis) / n_refinements] * n_refinements
+    )
+    # Bounds on sizes leave 0.9 of mu^2 to the other rounds.
+    sized = Schedule.of(signal / math.sqrt(0.9), k, d, n_sizings=4)
+    assert sized.n_refinements == n_refinements
 
 
 def test_a_signal_at_a_threshold_does_not_exceed_it():
@@ -231,8 +262,11 @@ def test_shares_are_those_of_the_guarantees(signal, d):
         expected = {"sums": 1 - counts, "counts": counts, "slacks": 1 - counts}
         assert schedule.block_fractions(t, d) == pytest.approx(expected)
     refinements = shares[1 + len(schedule.cells) :]
+    # s = signal / (5 sqrt d) is below 100, but for the strongest signal.
+    n_refinements = 8 if d <= 64 and signal < 1e5 else 4
+    assert len(refinements) == n_refinements
     for found in refinements:
-        assert sum(found.values()) == pytest.approx((0.92 - synopsis) / 4)
+        assert sum(found.values()) == pytest.approx((0.92 - synopsis) / n_refinements)
         assert found["refinement-counts"] == pytest.approx(
             0.4 / (1 + math.sqrt(4 * d)) * sum(found.values())
         )

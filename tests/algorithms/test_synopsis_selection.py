@@ -11,7 +11,12 @@ from flower_kmeans.algorithms.numerics.grid_kmeans import GridCenters
 from flower_kmeans.algorithms.numerics.initialization import public_words
 from flower_kmeans.algorithms.synopsis_constants import MODEL_BITS
 from flower_kmeans.algorithms.synopsis_mixture import Mixture, Parts
-from flower_kmeans.algorithms.synopsis_selection import select, select_within
+from flower_kmeans.algorithms.synopsis_selection import (
+    Selection,
+    select,
+    select_best,
+    select_within,
+)
 from tests.algorithms.mixtures import STEP, mixture_of, random_mixture
 
 pytestmark = pytest.mark.claim("guarantees", "22")
@@ -78,6 +83,50 @@ def test_starts_are_fewer_where_each_takes_long(m, k, n_starts, monkeypatch):
         WORDS(0),
     )
     assert starts == [n_starts]
+
+
+def test_the_selection_with_the_least_cost_on_points_of_the_mixture_counts(
+    monkeypatch,
+):
+    made = random_mixture(12, 2, seed=3)
+    found = []
+
+    def drawn(mixture, n_clusters, source):
+        # A single start on the means is often not the best.
+        found.append(select(mixture, n_clusters, source, n_starts=1))
+        return found[-1]
+
+    monkeypatch.setattr(synopsis_selection, "select", drawn)
+    best = select_best(made, 4, WORDS(0))
+    assert len(found) == 8
+    rng = RNG(0)
+    parts = rng.choice(12, 100_000, p=made.weights / made.weights.sum())
+    noise = made.scales[parts] * rng.standard_normal((100_000, 2))
+    points = made.means[parts] + noise
+    costs = [
+        np.square(points[:, None] - each.centers).sum(axis=2).min(axis=1).mean()
+        for each in found
+    ]
+    assert max(costs) > 1.05 * min(costs)
+    chosen = [each is best for each in found]
+    assert costs[chosen.index(True)] == pytest.approx(min(costs), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("k", "p", "expected"),
+    [(3, 2, 8), (80, 16, 8), (81, 16, 7), (64, 64, 4), (500, 4, 2), (1000, 16, 1)],
+)
+def test_selections_are_fewer_where_each_takes_long(k, p, expected, monkeypatch):
+    empty = np.zeros((k, p))
+    calls = []
+
+    def quick(mixture, n_clusters, source):
+        calls.append(n_clusters)
+        return Selection(empty, np.ones(k), np.ones(p), empty, few=False)
+
+    monkeypatch.setattr(synopsis_selection, "select", quick)
+    select_best(mixture_of([1.0], np.zeros((1, p)), np.ones((1, p))), k, WORDS(0))
+    assert calls == [k] * expected
 
 
 def test_too_few_parts_are_filled_up_from_the_mixture():

@@ -120,8 +120,21 @@ def test_directions_that_are_not_live_are_zeros():
     assert (every.n_live, every.n_beside, every.beside) == (3, 0, 0.0)
 
 
+@pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize(
-    ("strength", "factor"), [(0.0, 1.0), (6.0, 1.0), (np.inf, 2.6)]
+    ("signal", "factor"),
+    [
+        (0.0, 1.0),
+        (1.0, 1.0),
+        (100.0, 0.7 + 0.3 * np.log(100)),
+        # From here on the formula with a logarithm gives less.
+        (250.0, 2.5),
+        (255.0, 2.55),
+        (1000.0, 10.0),
+        (5000.0, 20.0),
+        (np.inf, 20.0),
+    ],
 )
-def test_radii_are_longer_with_less_noise_within_limits(strength, factor):
-    assert setting(strength=strength).factor == factor
+def test_radii_are_longer_with_less_noise_within_limits(signal, factor):
+    strength = 6 * signal
+    assert setting(strength=strength).factor == pytest.approx(factor)
