@@ -131,7 +131,9 @@ def domain_of(n_features: int, half_width: float | None = None) -> Domain:
     return Box(-widths, widths)
 
 
-def cost(vectors: FloatArray, centroids: FloatArray, weights: FloatArray | None = None) -> float:
+def cost(
+    vectors: FloatArray, centroids: FloatArray, weights: FloatArray | None = None
+) -> float:
     """Return the mean squared distance of vectors to their nearest centroids.
 
     With ``weights``, (n,), it is the weighted mean.

@@ -38,6 +38,7 @@ from flower_kmeans.algorithms import Algorithm, State
 from flower_kmeans.algorithms.answers import answer_of, reconstructed
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.tightened import planned
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
