@@ -1,10 +1,12 @@
 """Numbers of the page on differences from the papers (docs/tables/differences.md)."""
 
 import math
+import re
 from itertools import combinations
 
 import numpy as np
 import pytest
+from pages import ROOT, page_id
 
 from flower_kmeans import Ball, Box, PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
@@ -14,6 +16,21 @@ from flower_kmeans.vertical.engine import comparisons
 from flower_kmeans.vertical.ring import SLOTS
 
 BUDGET = PrivacyBudget(1.0, 1e-6)
+PAGES = sorted(
+    path
+    for pattern in ("differences.md", "papers.md", "papers/*.md")
+    for path in (ROOT / "docs/tables").glob(pattern)
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_rows_have_as_many_cells_as_the_head_of_their_table(page):
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE)
+    assert tables
+    for table in tables:
+        head, *rows = table.replace("\\|", "").splitlines()
+        for row in rows:
+            assert row.count("|") == head.count("|"), row
 
 
 def box(d):
