@@ -46,6 +46,9 @@ def test_rules_of_a_run_differ_in_the_least_weight_alone(weights, options, monke
     n_heaviest = int(np.argmax(np.cumsum(words) > 260)) + 1
     assert rows["votes"]["kept"] == n_heaviest
     assert all(0.99 < row["ratio"] < 20 for row in rows.values())
+    assert all(-0.01 < row["lost"] < 1.5 for row in rows.values())
+    for row in rows.values():
+        assert row["floor"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("n_steps", [0, 1, 2, 30])
@@ -76,7 +79,7 @@ def test_sets_and_seeds_of_the_choice_and_of_the_report_are_others(weights, tmp_
 def test_tables_compare_the_default_with_5_run_by_run(weights):
     rows = [
         {"data": name, "setting": "records", "epsilon": 0.5, "run": run, "rule": rule}
-        | {"ratio": ratio, "kept": 3, "least": 5.0}
+        | {"ratio": ratio, "lost": ratio / 10, "floor": 1.25, "kept": 3, "least": 5.0}
         for name, rule, run, ratio in (
             ("adult", "default", 1001, 1.5),
             ("adult", "5", 1000, 2.0),
@@ -95,8 +98,15 @@ def test_tables_compare_the_default_with_5_run_by_run(weights):
     text = weights.tables_of(rows, Options(1))
     _, chosen, _, _, _, table, _, means = text.split("\n\n")
     assert cells(chosen) == [["records", "0.5", *(f"{i}.250" for i in range(1, 7))]]
-    assert cells(table) == [
-        ["records", "adult", "0.5", "2.500 ± 6.4 (2)", "1.250 ± 3.2 (2)", "0.500 ± 0"],
-        ["records", "s1", "0.5", "1.000 (1)", "5.000 (1)", "5.000"],
+    adult, first = cells(table)
+    assert adult[:5] == [
+        "records",
+        "adult",
+        "0.5",
+        "2.500 ± 6.4 (2)",
+        "1.250 ± 3.2 (2)",
     ]
+    assert adult[5:] == ["0.500 ± 0", "0.250 (2.000)", "0.125 (1.000)"]
+    assert first[:5] == ["records", "s1", "0.5", "1.000 (1)", "5.000 (1)"]
+    assert first[5:] == ["5.000", "0.100 (0.800)", "0.500 (4.000)"]
     assert cells(means) == [["records", "0.5", "1.581", "2.500"]]
