@@ -108,9 +108,13 @@ def floor(
 def floors(
     records: FloatArray, n_clusters: int, fewest: Sequence[float], n_starts: int = 10
 ) -> list[float]:
-    """Return `floor` for each of several bounds. k-means is searched once."""
+    """Return `floor` for each of several bounds.
+
+    k-means is searched once, and what is found for a bound counts for all lower ones.
+    """
     best = _kmeans(records, n_clusters, n_starts, _SEED)
-    return [_floor_from(records, best, bound) for bound in fewest]
+    found = [(bound, _floor_from(records, best, bound)) for bound in fewest]
+    return [min(cost for other, cost in found if other >= bound) for bound in fewest]
 
 
 def _floor_from(records: FloatArray, best: FloatArray, fewest: float) -> float:
