@@ -28,7 +28,8 @@ Printed are, with standard errors over the runs, the lost gain
 and the cost over that of k-means, scikit-learn's, the best of ``--starts``, which need
 not be the optimum. ``--floor`` adds the cost over the floor (bench/yardsticks.py), whose
 search can take minutes. Runs with equal numbers have equal public seeds. Their noise is
-drawn anew.
+drawn anew, or from the seed with ``--seeded-noise``: two versions of the library with the
+same rules then print the same row. Such noise protects nobody.
 
 ``--client`` prints instead the processor time and the memory of one of twenty clients
 of SynopsisKMeans under a blind server: its answers and its updates, without noise,
@@ -41,7 +42,7 @@ import re
 import resource
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,10 +59,13 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
 )
 from flower_kmeans.algorithms.answers import answer_of, reconstructed
-from flower_kmeans.arrays import FloatArray
+from flower_kmeans.algorithms.sensitivity import sensitivities
+from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.strategies import SynopsisKMeans
+
+Noise = Callable[[int], IntArray]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "SynopsisKMeans": SynopsisAlgorithm,
@@ -151,6 +155,24 @@ def cost(
     return total / float(weights.sum())
 
 
+def seeded_noise(algorithm: Algorithm, seed: int) -> Noise:
+    """Return a function that draws a round's noise from a seed. NOT PRIVATE."""
+    plan = algorithm.plan()
+
+    def noise(number: int) -> IntArray:
+        rng = np.random.default_rng((seed, number))
+        scales = sensitivities(algorithm, number)
+        layout = algorithm.layout(number)
+        found = np.zeros(layout.n_words)
+        for release in plan.rounds[number - 1]:
+            words = layout.words_of(release)
+            drawn = rng.standard_normal(len(words)) * release.noise_multiplier
+            found[words] = drawn * scales[words]
+        return np.rint(found).astype(np.int64)
+
+    return noise
+
+
 def run(
     kind: type[Algorithm],
     vectors: FloatArray,
@@ -158,6 +180,7 @@ def run(
     epsilon: float,
     seed: int,
     half_width: float | None = None,
+    is_noise_seeded: bool = False,
     **options: int,
 ) -> float:
     """Return the cost of a private run. ``options`` are those of `planned`."""
@@ -171,7 +194,10 @@ def run(
         seed=seed,
         **options,
     )
-    state = final_state(algorithm, domain.counted(vectors), seed)
+    noise = None
+    if is_noise_seeded:
+        noise = seeded_noise(algorithm, seed)
+    state = final_state(algorithm, domain.counted(vectors), seed, noise)
     centroids = algorithm.centroids(state)
     assert centroids is not None
     return cost(vectors, centroids)
@@ -254,6 +280,7 @@ def rows_of(name: str, options: argparse.Namespace) -> Iterator[str]:
                     epsilon,
                     options.seed + number,
                     options.box,
+                    options.seeded_noise,
                     **extra,
                 )
                 for number in range(options.runs)
@@ -284,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--groups", type=int, help="groups of columns, of SynopsisKMeans"
     )
+    parser.add_argument("--seeded-noise", action="store_true", help="NOT PRIVATE")
     parser.add_argument("--floor", action="store_true", help="cost over the floor")
     parser.add_argument("--client", action="store_true", help="a client's part")
     parser.add_argument("--trust", help="time a run under this trust model")

@@ -45,5 +45,9 @@ class Meaning:
     """Name of the block of second moments, if there is one."""
     trace: float = 0.0
     """Largest number that one record adds to the trace of the moments."""
+    products: str | None = None
+    """Name of the block of products of columns with groups of columns, if there is one."""
+    product: float = 0.0
+    """Largest l2 norm that one record adds to the products."""
     tolerance: float = 0.0
     """Other errors of a count, in records, such as those of an encryption."""

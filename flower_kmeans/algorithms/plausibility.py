@@ -179,6 +179,8 @@ class _Round:
         yield from self._of_totals()
         if self.meaning.moments is not None:
             yield from self._of_moments(self.blocks[self.meaning.moments])
+        if self.meaning.products is not None:
+            yield from self._of_products(self.meaning.products)
         if self.algorithm.clip is not None:
             yield from self._of_clients()
         is_result = self.number == judged.result_round(self.algorithm)
@@ -314,6 +316,22 @@ class _Round:
             found[0] |= excess > self.reach * noise * math.sqrt(d)
         scale = max(self._planned * self.meaning.trace, noise, 1.0)
         ratios = np.abs(words) / scale
+        yield from self._found(FindingKind.SQUARES, found, ratios, -ratios)
+
+    def _of_products(self, name: str) -> Iterator[Finding]:
+        """Yield a finding if products are longer than those of the planned records."""
+        words = self.blocks[name]
+        noise = self.noise[name]
+        length = math.sqrt(math.fsum(np.square(words).ravel()))
+        most = FACTOR * self._planned * self.meaning.product
+        # The length of n words of noise exceeds its root mean square by at most `reach`
+        # deviations of a word.
+        room = (math.sqrt(words.size) + self.reach) * noise
+        is_wrong = self._has_known_total and length - most > room
+        ratios = np.array(
+            [length / max(self._planned * self.meaning.product, noise, 1)]
+        )
+        found = np.array([is_wrong])
         yield from self._found(FindingKind.SQUARES, found, ratios, -ratios)
 
     def _of_clients(self) -> Iterator[Finding]:

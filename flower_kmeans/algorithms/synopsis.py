@@ -800,7 +800,7 @@ class SynopsisAlgorithm(base.Algorithm):
         """Return warnings about how the run went, and one about groups of columns."""
         found = super().warnings(state)
         n_groups = self.schedule.n_groups
-        if not n_groups:
+        if not n_groups or state.round < FIRST:
             return found
         note = note_on_groups(self.domain.n_features, n_groups)
         return (note[0].upper() + note[1:], *found)

@@ -113,7 +113,12 @@ class MomentsStage:
         if not self.takes_moments:
             return Meaning(counts=None, totals=most, are_clusters=False)
         if self.n_groups:
-            return Meaning(counts=None, are_clusters=False)
+            return Meaning(
+                counts=None,
+                products=MOMENTS,
+                product=most[MOMENTS],
+                are_clusters=False,
+            )
         return Meaning(
             counts=None, moments=MOMENTS, trace=most[MOMENTS], are_clusters=False
         )

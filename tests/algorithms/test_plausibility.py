@@ -320,6 +320,29 @@ def test_a_count_of_minus_536_under_client_privacy_is_said():
     assert not any(each.kind.is_alarm for each in found)
 
 
+def test_products_that_are_longer_than_those_of_the_records():
+    """Three times the planned records, all of them the longest, are allowed."""
+    domain = Ball(1.0, [0.0] * 40)
+    algorithm = SynopsisAlgorithm.planned(
+        2, domain, PrivacyBudget(20.0, 1e-6), n_records=1000, most_words=40 * 16
+    )
+    assert algorithm.schedule.n_groups == 16
+    state = algorithm.initial_state()
+    noise = algorithm.noise_of(1)["moments"]
+    rng = np.random.default_rng(0)
+
+    def found(n_records):
+        length = n_records * algorithm.block_sensitivities(1)["moments"]
+        words = noise * rng.normal(size=(40, 16)) + length / math.sqrt(40 * 16)
+        words = np.rint(words).astype(np.int64)
+        return kinds(findings_of(algorithm, state, sum_of(algorithm, 1, moments=words)))
+
+    assert found(0) == []
+    assert found(1000) == []
+    assert found(2900) == []
+    assert found(3500) == [FindingKind.SQUARES]
+
+
 def test_moments_of_no_records():
     algorithm = SynopsisAlgorithm.planned(2, BOX, PrivacyBudget(1.0), n_records=1000)
     state = algorithm.initial_state()

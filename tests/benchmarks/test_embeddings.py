@@ -76,6 +76,22 @@ def test_it_measures_boxes_groups_of_columns_and_the_floor(script, capsys, monke
     assert planned == [(script.Ball, 0), (script.Ball, 16), (script.Box, 0)]
 
 
+def test_seeded_noise_is_the_same_in_every_run_and_of_the_planned_size(script):
+    vectors = script.made(600, 6)
+    costs = {
+        script.run(script.SynopsisAlgorithm, vectors, 3, 1.0, seed, None, True)
+        for seed in (1, 1, 2)
+    }
+    assert len(costs) == 2
+    algorithm = script.SynopsisAlgorithm.planned(
+        3, script.domain_of(40), script.PrivacyBudget(1.0, 1e-6), n_records=10**5
+    )
+    noise = script.seeded_noise(algorithm, 1)(1)
+    (planned,) = algorithm.noise_of(1).values()
+    assert noise[:40].std() == pytest.approx(planned, rel=0.5)
+    assert noise[40:].std() == pytest.approx(planned / 2**0.5, rel=0.15)
+
+
 @pytest.mark.parametrize("chosen", [["--client"], ["--trust", "trusted-server"]])
 def test_it_prints_time_and_memory(script, capsys, chosen):
     script.main(["--data", "made_2000_6", "--clusters", "3", *chosen])
