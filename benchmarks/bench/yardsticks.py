@@ -12,7 +12,7 @@ most what is returned here.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -108,9 +108,13 @@ def floor(
 def floors(
     records: FloatArray, n_clusters: int, fewest: Sequence[float], n_starts: int = 10
 ) -> list[float]:
-    """Return `floor` for each of several bounds. k-means is searched once."""
+    """Return `floor` for each of several bounds.
+
+    k-means is searched once, and what is found for a bound counts for all lower ones.
+    """
     best = _kmeans(records, n_clusters, n_starts, _SEED)
-    return [_floor_from(records, best, bound) for bound in fewest]
+    found = [(bound, _floor_from(records, best, bound)) for bound in fewest]
+    return [min(cost for other, cost in found if other >= bound) for bound in fewest]
 
 
 def _floor_from(records: FloatArray, best: FloatArray, fewest: float) -> float:
@@ -188,7 +192,7 @@ def assigned(costs: FloatArray, least: int) -> IntArray:
             f"Expected at least {k * least} records for {k} clusters of {least}. "
             f"Got {n} instead."
         )
-    labels = costs.argmin(axis=1)
+    labels: IntArray = costs.argmin(axis=1)
     sizes = np.bincount(labels, minlength=k)
     moves = np.full((k, k), math.inf)
     movers = np.zeros((k, k), dtype=np.int64)
@@ -260,9 +264,8 @@ def _kmeans(
 ) -> FloatArray:
     """Return centroids of scikit-learn's k-means, from a start or the best of several."""
     cluster = require("sklearn.cluster", "A benchmark", "test")
-    if isinstance(starts, int):
-        given = {"n_init": starts}
-    else:
+    given: dict[str, Any] = {"n_init": starts}
+    if not isinstance(starts, int):
         given = {"init": starts, "n_init": 1}
     model = cluster.KMeans(n_clusters, random_state=seed, **given).fit(records)
     return np.asarray(model.cluster_centers_)

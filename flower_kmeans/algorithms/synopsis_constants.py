@@ -291,6 +291,12 @@ DRIFT = 0.3
 DRIFT_DECAY = 0.7
 """Factor of this variance after each round."""
 
+CLEAR_DRIFT_DECAY = 0.5
+"""The same factor for clusters with a clear signal, which come to rest sooner."""
+
+CLEAR_SIGNAL = 16.0
+"""Signal S n/(N sqrt(d)) of a cluster of n records from which it is clear."""
+
 LEAST_BESIDE = 1e-3
 """Least scale of the doubts beside the live directions, which moves teach."""
 
