@@ -57,8 +57,8 @@ REFINEMENTS = 4
 MORE_REFINEMENTS = 8
 """Number of Lloyd rounds at weak signals, where steps are short, in few columns."""
 
-MORE_SIGNAL = 100.0
-"""Signal s from which more Lloyd rounds than `REFINEMENTS` gain nothing."""
+MORE_SIGNAL = 50.0
+"""Signal s from which more Lloyd rounds gain too little for their round trips."""
 
 MORE_COLUMNS = 64
 """Most columns with `MORE_REFINEMENTS`."""

@@ -164,7 +164,7 @@ DIGESTS = {
     "synopsis-sized-exact": "b51f35cabf47ceb7240e947ce23cdd78",
     "synopsis-exact": "844164226b55dc2869ee160b32b7702c",
     "synopsis-chosen": "ffeaaa8471e86e493f3630e2a34c3b57",
-    "synopsis-ranges": "6d432c0a8b871d7a053f7c7a8f623a52",
+    "synopsis-ranges": "a126df7d636a256fe9d483fd3441fd92",
     "fastlloyd-ranges": "97a15d1de9c555f9477d356d17666f1e",
     "fastlloyd-ranges-quality": "71442b19c3124cb468a349041bc013e5",
     "pe-means-quality": "e41c437dfc3aefcc5c7eadddb01a2fee",
