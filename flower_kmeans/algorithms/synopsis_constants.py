@@ -57,8 +57,8 @@ REFINEMENTS = 4
 MORE_REFINEMENTS = 8
 """Number of Lloyd rounds at weak signals, where steps are short, in few columns."""
 
-MORE_SIGNAL = 100.0
-"""Signal s from which more Lloyd rounds than `REFINEMENTS` gain nothing."""
+MORE_SIGNAL = 50.0
+"""Signal s from which more Lloyd rounds gain too little for their round trips."""
 
 MORE_COLUMNS = 64
 """Most columns with `MORE_REFINEMENTS`."""
@@ -293,6 +293,12 @@ DRIFT = 0.3
 
 DRIFT_DECAY = 0.7
 """Factor of this variance after each round."""
+
+CLEAR_DRIFT_DECAY = 0.5
+"""The same factor for clusters with a clear signal, which come to rest sooner."""
+
+CLEAR_SIGNAL = 16.0
+"""Signal S n/(N sqrt(d)) of a cluster of n records from which it is clear."""
 
 LEAST_BESIDE = 1e-3
 """Least scale of the doubts beside the live directions, which moves teach."""

@@ -23,6 +23,7 @@ from flower_kmeans.algorithms.numerics.postprocess import (
 from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_absence import held
 from flower_kmeans.algorithms.synopsis_constants import (
+    CLEAR_DRIFT_DECAY,
     DRIFT,
     DRIFT_DECAY,
     LEAST_BESIDE,
@@ -152,7 +153,7 @@ class RefinementStage:
             centroids=self._moved(clusters.centroids, moves),
             counts=counts,
             moves=moves,
-            doubts=doubts + self._drift * spread.within,
+            doubts=doubts + self._drifts(sizes)[:, None] * spread.within,
             mean_square=mean_square,
             radius=self.setting.radius(mean_square),
         )
@@ -236,10 +237,15 @@ class RefinementStage:
         on_grid = to_grid(wanted * setting.longest)
         return into_domain(on_grid, setting.domain, setting.fraction_bits)
 
-    @property
-    def _drift(self) -> float:
-        """Variance that a centroid gains for other reasons than noise, over its records'."""
-        return DRIFT * math.prod([DRIFT_DECAY] * self.place)
+    def _drifts(self, sizes: FloatArray) -> FloatArray:
+        """Return the variances, (k,), that centroids gain for other reasons than noise.
+
+        They are over the variance of the records, and depend on the numbers of records.
+        """
+        usual = DRIFT * math.prod([DRIFT_DECAY] * self.place)
+        of_clear = DRIFT * math.prod([CLEAR_DRIFT_DECAY] * self.place)
+        is_clear = sizes >= self.setting.clear_size
+        return np.where(is_clear, of_clear, usual)
 
     def _sized(
         self,

@@ -27,6 +27,7 @@ from flower_kmeans.algorithms.state import Range, StateArrays
 from flower_kmeans.algorithms.synopsis_constants import (
     ALL_LIVE_COLUMNS,
     ALL_LIVE_SIGNAL,
+    CLEAR_SIGNAL,
     FACTOR_GROWTH,
     FACTOR_START,
     FEWEST_LIVE,
@@ -39,6 +40,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     MOST_SIGNAL,
     RADIUS_FACTOR,
     REAL_BITS,
+    SMALLEST,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -210,6 +212,14 @@ class Setting:
         grown = min(MOST_FACTOR, max(LEAST_FACTOR, grown))
         free = min(FREE_FACTOR * signal, LONGEST_FACTOR)
         return max(grown, free)
+
+    @property
+    def clear_size(self) -> float:
+        """Records from which a cluster's signal is clear ("Refinement")."""
+        if math.isinf(self.strength):
+            return 0.0
+        of_record = self.strength / (self.n_records * math.sqrt(self.n_features))
+        return CLEAR_SIGNAL / max(of_record, SMALLEST)
 
     def radius(self, mean_square: float) -> int:
         """Return a refinement round's radius, in grid units ("Refinement").

@@ -1,5 +1,6 @@
 """SynopsisKMeans as pure mathematics: its units, its updates, and whole runs without messages."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -240,6 +241,25 @@ def test_refinement_goes_on_in_the_direction_of_the_round_before():
     )
     saved = 1000 * (0.086**2 + 0.048**2 + 0.01)
     assert real(state, "mean_square")[0] == pytest.approx(0.0162 - saved / 5000)
+
+
+@pytest.mark.claim("guarantees", "22")
+def test_clusters_of_many_records_are_expected_to_come_to_rest_sooner():
+    counts = np.array([1000.0, 20.0])
+    algorithm, state = refined({"sums": np.zeros((2, 2)), "counts": counts})
+    noise = algorithm.noise_of(algorithm.n_rounds)
+    sizes = np.maximum(counts, noise["counts"] / 2**16)
+    # S n / (N sqrt 2) is far above 16 for one, and far below for the other.
+    signals = algorithm.schedule.signal * sizes / (5000 * math.sqrt(2))
+    assert signals[0] > 30
+    assert signals[1] < 12
+    place = algorithm.schedule.n_refinements
+    drifts = 0.3 * np.array([0.5, 0.7]) ** place
+    # Nothing but the noise of this round is left of the doubts before.
+    errors = (1 / 8 * noise["sums"] / 2**16 / sizes) ** 2
+    found = real(state, "doubts")[:, :2]
+    expected = errors + drifts * 0.01
+    np.testing.assert_allclose(found, expected[:, None] * [1, 1], rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def test_a_stronger_signal_buys_more_of_everything(d):
     ("k", "d", "s", "n_refinements"),
     [
         (1, 1, 0.1, 8),
-        (5, 4, 99.9, 8),
-        (5, 4, 100.1, 4),
+        (5, 4, 49.9, 8),
+        (5, 4, 50.1, 4),
         (5, 4, math.inf, 4),
         (3, 64, 1.0, 8),
         (3, 65, 1.0, 4),
@@ -262,7 +262,7 @@ def test_shares_are_those_of_the_guarantees(signal, d):
         expected = {"sums": 1 - counts, "counts": counts, "slacks": 1 - counts}
         assert schedule.block_fractions(t, d) == pytest.approx(expected)
     refinements = shares[1 + len(schedule.cells) :]
-    # s = signal / (5 sqrt d) is below 100, but for the strongest signal.
+    # s = signal / (5 sqrt d) is below 50, but for the strongest signal.
     n_refinements = 8 if d <= 64 and signal < 1e5 else 4
     assert len(refinements) == n_refinements
     for found in refinements:

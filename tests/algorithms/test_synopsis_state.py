@@ -1,5 +1,6 @@
 """The typed state of SynopsisKMeans: views of named integers, in their units."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -138,3 +139,11 @@ def test_directions_that_are_not_live_are_zeros():
 def test_radii_are_longer_with_less_noise_within_limits(signal, factor):
     strength = 6 * signal
     assert setting(strength=strength).factor == pytest.approx(factor)
+
+
+@pytest.mark.claim("guarantees", "22")
+def test_a_cluster_is_clear_by_its_records():
+    # S n / (N sqrt d) = 100 n / (1000 * 2) is 16.
+    assert setting().clear_size == pytest.approx(320)
+    assert setting(strength=math.inf).clear_size == 0
+    assert setting(strength=math.inf, n_records=math.inf).clear_size == 0
