@@ -11,7 +11,8 @@ most what is returned here.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -100,10 +101,23 @@ def floor(
     n_starts : int
         Starts of k-means, as for `yardsticks`.
     """
-    least = math.ceil(fewest)
     best = _kmeans(records, n_clusters, n_starts, _SEED)
-    sizes = np.bincount(_squared(records, best).argmin(axis=1), minlength=n_clusters)
-    if sizes.min() >= least:
+    return _floor_from(records, best, fewest)
+
+
+def floors(
+    records: FloatArray, n_clusters: int, fewest: Sequence[float], n_starts: int = 10
+) -> list[float]:
+    """Return `floor` for each of several bounds. k-means is searched once."""
+    best = _kmeans(records, n_clusters, n_starts, _SEED)
+    return [_floor_from(records, best, bound) for bound in fewest]
+
+
+def _floor_from(records: FloatArray, best: FloatArray, fewest: float) -> float:
+    least = math.ceil(fewest)
+    n_clusters = len(best)
+    labels = _squared(records, best).argmin(axis=1)
+    if np.bincount(labels, minlength=n_clusters).min() >= least:
         return nicv(records, best)
     most = max(1, min(n_clusters, len(records) // max(least, 1)))
     costs = [_constrained(records, start, least) for start in _starts(records, most)]
@@ -174,7 +188,7 @@ def assigned(costs: FloatArray, least: int) -> IntArray:
             f"Expected at least {k * least} records for {k} clusters of {least}. "
             f"Got {n} instead."
         )
-    labels = costs.argmin(axis=1)
+    labels: IntArray = costs.argmin(axis=1)
     sizes = np.bincount(labels, minlength=k)
     moves = np.full((k, k), math.inf)
     movers = np.zeros((k, k), dtype=np.int64)
@@ -246,9 +260,8 @@ def _kmeans(
 ) -> FloatArray:
     """Return centroids of scikit-learn's k-means, from a start or the best of several."""
     cluster = require("sklearn.cluster", "A benchmark", "test")
-    if isinstance(starts, int):
-        given = {"n_init": starts}
-    else:
+    given: dict[str, Any] = {"n_init": starts}
+    if not isinstance(starts, int):
         given = {"init": starts, "n_init": 1}
     model = cluster.KMeans(n_clusters, random_state=seed, **given).fit(records)
     return np.asarray(model.cluster_centers_)
