@@ -457,6 +457,8 @@ PYTHON, BASH, OUTPUT = (
         (BASH.format("python benchmarks/noise.py"), None),
         (BASH.format("python benchmarks/noise.py --no-such-option"), SystemExit),
         (BASH.format("python benchmarks/no_such_script.py"), AssertionError),
+        (BASH.format("python -m benchmarks.noise"), None),
+        (BASH.format("python -m benchmarks.noise --no-such-option"), SystemExit),
     ],
 )
 def test_blocks_that_do_not_hold_fail(text, error, tmp_path, monkeypatch):

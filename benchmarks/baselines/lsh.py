@@ -38,10 +38,10 @@ _STARTS = 10
 
 
 class Node(NamedTuple):
-    """The records of a node, and their noisy count."""
+    """The records of a node, and its size: their noisy count."""
 
     rows: IntArray
-    count: int
+    size: int
 
 
 def releases(problem: Problem) -> tuple[Release, ...]:
@@ -76,10 +76,8 @@ def fit(
     sum_scale = planned[-1].noise_multiplier
     points = clipped(records)
     leaves = leaves_of(points, n_clusters, count_scale, sum_scale, rng)
-    sums = np.array([points[leaf.rows].sum(axis=0) for leaf in leaves])
-    sums += rng.normal(0, sum_scale, sums.shape)
-    counts = np.array([leaf.count for leaf in leaves])
-    means = clipped(sums / counts[:, None])
+    means = means_of(points, leaves, sum_scale, rng)
+    counts = np.array([leaf.size for leaf in leaves])
     n_found = min(n_clusters, len(leaves))
     seed = int(rng.integers(2**31))
     model = KMeans(n_found, n_init=_STARTS, random_state=seed)
@@ -112,22 +110,32 @@ def leaves_of(
         return Node(rows, len(rows) + round(noise))
 
     root = counted(np.arange(n))
-    root = Node(root.rows, max(1, root.count))
+    root = Node(root.rows, max(1, root.size))
     enough = int(10 * math.sqrt(d) * sum_scale)
-    fewest = max(1, min(enough, root.count // (2 * n_clusters)))
+    fewest = max(1, min(enough, root.size // (2 * n_clusters)))
     leaves: list[Node] = []
     level = [root]
     for plane in planes:
         below: list[Node] = []
         for node in level:
             children: list[Node] = []
-            if node.count >= 3 * fewest:
+            if node.size >= 3 * fewest:
                 is_above = points[node.rows] @ plane >= 0
                 both = (counted(node.rows[is_above]), counted(node.rows[~is_above]))
-                children = [child for child in both if child.count >= fewest]
+                children = [child for child in both if child.size >= fewest]
             if children:
                 below += children
             else:
                 leaves.append(node)
         level = below
     return leaves + level
+
+
+def means_of(
+    points: FloatArray, leaves: list[Node], sum_scale: float, rng: np.random.Generator
+) -> FloatArray:
+    """Return the noisy mean of each leaf, in the ball."""
+    sums = np.array([points[leaf.rows].sum(axis=0) for leaf in leaves])
+    sums += rng.normal(0, sum_scale, sums.shape)
+    sizes = np.array([leaf.size for leaf in leaves])
+    return clipped(sums / sizes[:, None])

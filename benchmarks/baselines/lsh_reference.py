@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from baselines.lsh import DEPTH
-from baselines.method import Method, Problem, checked_plan
+from baselines.method import Method, Problem, plan_of
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.errors import BudgetError, ConfigurationError
 from flower_kmeans.privacy import Release
@@ -28,10 +28,11 @@ _STEPS = 40
 def dominating_cost(parameter: float) -> float:
     """Return the pure epsilon of a Laplace release that costs no less than a count's.
 
-    Discrete Laplace noise of a ``parameter`` on a count is randomised response with
-    that epsilon, whose trade-off curve is two lines that meet at 1 / (1 + e^parameter)
-    on the diagonal. The convex curve of Laplace noise of cost ``c`` crosses the diagonal
-    at e^(-c/2) / 2. If that is not above the former point, it lies below both lines.
+    A record changes a count by 1. With discrete Laplace noise the privacy loss is then
+    the ``parameter`` or its negative. The trade-off curve is two lines from (0, 1) and
+    (1, 0) that meet on the diagonal at 1 / (1 + e^parameter). That of Laplace noise of
+    cost ``c`` is convex with the same ends, and crosses the diagonal at e^(-c/2) / 2.
+    If this is not above the former point, the whole curve is not above the lines.
     """
     return 2 * math.log((1 + math.exp(parameter)) / 2)
 
@@ -71,13 +72,9 @@ def reference_method(checkout: Path) -> Method:
         """Return the largest share of epsilon that the project's accountant accepts."""
         for step in range(_STEPS):
             share = 1 - step * _STEP
-            releases = releases_at(share, problem)
-            tried = Method("reference", fit, lambda _, found=releases: found, "")  # type: ignore[misc]
-            try:
-                checked_plan(tried, problem)
-            except BudgetError:
-                continue
-            return share
+            plan = plan_of(releases_at(share, problem), problem)
+            if plan.epsilon() <= problem.epsilon:
+                return share
         raise BudgetError(
             f"Expected noise of the code within the budget at {1 - _STEPS * _STEP:g} of "
             "epsilon. Got more instead."

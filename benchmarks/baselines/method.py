@@ -79,11 +79,22 @@ class Method:
         return self.min_features <= n_features <= self.max_features
 
 
+def plan_of(releases: Sequence[Release], problem: Problem) -> PrivacyPlan:
+    """Return the plan of releases. Its cost is that of the project's accountant.
+
+    Records are added or removed, and all releases are composed (docs/guarantees,
+    Theorem 2).
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no release, or one without noise.
+    """
+    return PrivacyPlan(problem.budget, problem.n_records, (tuple(releases),))
+
+
 def checked_plan(method: Method, problem: Problem) -> PrivacyPlan:
     """Return the plan of a method's run, whose joint cost is within the budget.
-
-    The cost is that of the project's accountant (docs/guarantees, Theorem 2): records
-    are added or removed, and all releases are composed.
 
     Raises
     ------
@@ -92,9 +103,7 @@ def checked_plan(method: Method, problem: Problem) -> PrivacyPlan:
     ConfigurationError
         If the method names no release, or one without noise.
     """
-    plan = PrivacyPlan(
-        problem.budget, problem.n_records, (tuple(method.releases(problem)),)
-    )
+    plan = plan_of(method.releases(problem), problem)
     spent = plan.epsilon()
     if spent > problem.epsilon:
         raise BudgetError(

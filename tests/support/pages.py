@@ -97,7 +97,7 @@ def commands_and_ends(block):
     """Return a shell block's commands as lists of words, each with whether it is to stop."""
     found, stops = [], False
     for line in block.text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
+        words = with_file(shlex.split(line, comments=True))
         if words:
             found.append((words, stops))
             stops = False
@@ -105,6 +105,14 @@ def commands_and_ends(block):
             stops = True
     assert not stops, f"{block}: no command follows {STOPS!r}"
     return found
+
+
+def with_file(words):
+    """Return a command with a script's file in place of ``-m`` and its module."""
+    is_module = words[:2] == ["python", "-m"] and words[2].startswith("benchmarks.")
+    if not is_module:
+        return words
+    return ["python", words[2].replace(".", "/") + ".py", *words[3:]]
 
 
 def treatment(block, listed):
