@@ -84,7 +84,9 @@ def blas_threads() -> int:
     """Return the number of threads that BLAS may use now, at most 8. We use as many."""
     libraries = _controller().lib_controllers
     found = [int(library.num_threads) for library in libraries]
-    return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
+    if not found:
+        found = [os.cpu_count() or 1]
+    return min(_MAX_WORKERS, max(found))
 
 
 @contextmanager

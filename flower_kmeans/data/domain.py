@@ -600,7 +600,8 @@ class Ball(_Bounds):
     def _before_moving(self, records: FloatArray) -> FloatArray:
         """Return records, (n, d), scaled, some of them outside of the unit ball."""
         with np.errstate(over="ignore"):
-            unit: FloatArray = (records - self._center) * (1 / self.radius)
+            unit: FloatArray = records - self._center
+            unit *= 1 / self.radius  # in place: a second table would leave the cache
         # Squares must stay finite. A record so far out keeps its direction only
         # roughly.
         return np.clip(unit, -LARGEST_SCALED, LARGEST_SCALED, out=unit)

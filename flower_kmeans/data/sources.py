@@ -94,7 +94,7 @@ class Source:
     in_memory : bool
         Whether the records are in this process's memory.
     is_finite : bool
-        Whether all records are finite, in a copy that nobody else can change.
+        Whether all records are finite, in memory that nobody changes during the run.
     is_live : bool
         Whether two passes may find different records. A run then reads them once.
     sum_in_place : callable, optional
@@ -254,6 +254,20 @@ def as_source(
     return Source(n_features, _float_type(table.dtype), read, len(table), in_memory)
 
 
+def finite_source(table: NDArray[Any]) -> Source:
+    """Return a source of finite records, (n, d), which are neither checked nor copied again.
+
+    Parameters
+    ----------
+    table : ndarray of shape (n, d), float32 or float64
+        Finite records, which nobody changes while the source is in use.
+    """
+    width = table.shape[1]
+    # Blocks are not copied, so they may be larger.
+    parts = _slices(table, 2 * _BLOCK_NUMBERS)
+    return Source(width, table.dtype, parts, len(table), in_memory=True, is_finite=True)
+
+
 # --------------------------------------------------------------------------- weights
 
 
@@ -338,9 +352,11 @@ def _held(found: Weighed) -> Weighed:
     return Weighed(source, found.counts)
 
 
-def _slices(table: NDArray[Any]) -> Callable[[], Tables]:
+def _slices(
+    table: NDArray[Any], most_numbers: int = _BLOCK_NUMBERS
+) -> Callable[[], Tables]:
     """Return a function that yields the rows of a table in blocks."""
-    rows = max(1, _BLOCK_NUMBERS // table.shape[1])
+    rows = max(1, most_numbers // table.shape[1])
 
     def parts() -> Tables:
         for start in range(0, len(table), rows):

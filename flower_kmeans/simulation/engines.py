@@ -27,7 +27,12 @@ from flower_kmeans.client import (
 )
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.persons import known
-from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
+from flower_kmeans.data.sources import (
+    RecordsLike,
+    checked_source,
+    finite_source,
+    is_stream,
+)
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
@@ -212,8 +217,12 @@ def simulate(
         held = zip(records, keys, ids, own_weights, strict=True)
         own = [Own(*each) for each in held]
         _require_usable(clients, own, strategy, place, timeout)
-        run = _run_in_process if place == "in-process" else _run_on_ray
-        result = run(start, clients, own)
+        if place == "ray":
+            result = _run_on_ray(start, clients, own)
+        else:
+            if _part_of(strategy) is None:
+                own = [_checked_once(each) for each in own]
+            result = _run_in_process(start, clients, own)
     if result is None:
         raise RunError("No client reported a result.")
     return _clustering(strategy, result)
@@ -603,6 +612,23 @@ class _MemberPolicy(ClientPolicy):
 
 
 # --------------------------------------------------------------------------- engines
+
+
+def _checked_once(own: Own) -> Own:
+    """Return a client's data, whose records in memory are not checked again in each round.
+
+    `_checked_rows` has checked that they are finite, and the caller of a simulation waits
+    for it. A deployed client copies and checks them in each pass.
+    """
+    records = own.records
+    # The kernel is compiled for arrays that it could write to, without gaps.
+    if (
+        isinstance(records, np.ndarray)
+        and records.flags.carray
+        and not is_stream(records)
+    ):
+        return replace(own, records=finite_source(records))
+    return own
 
 
 def _run_in_process(

@@ -12,7 +12,12 @@ from switches import small_blocks
 
 from flower_kmeans.data import sources
 from flower_kmeans.data.records import check_records
-from flower_kmeans.data.sources import as_source, checked_source, is_stream
+from flower_kmeans.data.sources import (
+    as_source,
+    checked_source,
+    finite_source,
+    is_stream,
+)
 from flower_kmeans.data.sql import SqlQuery
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
@@ -389,3 +394,17 @@ def test_a_simulation_may_tell_which_record_is_malformed(tmp_path, monkeypatch):
     assert not is_stream(GOOD)
     np.testing.assert_array_equal(checked_source(GOOD.tolist(), 3, None, "x"), GOOD)
     assert check_records(GOOD).dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_finite_records_in_memory_are_read_in_place(kind, monkeypatch):
+    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 8)
+    rows = np.arange(21, dtype=kind).reshape(7, 3)
+    source = finite_source(rows)
+    for _ in range(2):
+        blocks = list(source.blocks())
+        assert all(np.shares_memory(block, rows) for block in blocks)
+        np.testing.assert_array_equal(np.concatenate(blocks), rows)
+    assert source.n_null == 0
+    assert source.loaded().dtype == kind
+    assert not np.shares_memory(source.loaded(), rows)

@@ -61,6 +61,27 @@ def parted(records, n_clients=6):
     return np.array_split(records, n_clients)
 
 
+def test_records_read_in_place_give_the_result_of_copies():
+    """Arrays that cannot be written to, or have gaps, are copied in each pass."""
+    parts = parted(blobs())
+    gaps = [np.repeat(part, 2, axis=0)[::2] for part in parts]
+    fixed = [part.copy() for part in parts]
+    for part in fixed:
+        part.flags.writeable = False
+    assert not gaps[0].flags.c_contiguous
+
+    def found(records):
+        strategy = Lloyd(3, BOX, trust="plain", n_rounds=3)
+        return simulate(strategy, records).centroids
+
+    before = [part.copy() for part in parts]
+    expected = found(parts)
+    for part, old in zip(parts, before, strict=True):
+        np.testing.assert_array_equal(part, old)
+    np.testing.assert_array_equal(found(gaps), expected)
+    np.testing.assert_array_equal(found(fixed), expected)
+
+
 def fast(
     trust="oblivious-server", k=3, n_records=240, epsilon=1.0, domain=BOX, **options
 ):

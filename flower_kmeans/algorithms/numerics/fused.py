@@ -57,6 +57,7 @@ _NEAR = 1e-9
 # Squared lengths in grid units between which no operation leaves float64's range.
 _SHORTEST2 = 2.0**-900
 _LONGEST2 = 2.0**900
+_LEAST_FACTOR = 2.0**-1000  # a smaller one may have lost bits
 _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # sums of so many integers up to 2**25 are exact in float64
 _LABEL_ROWS = 2**16
@@ -82,7 +83,8 @@ class _Centers(NamedTuple):
     exact_matrix: FloatArray  # -2 c on the grid
     exact_offsets: FloatArray  # |c|^2 - w
     points: FloatArray  # (k, d), c on the grid
-    columns: NDArray[Any]  # (d, k), c on the grid in the type of the records
+    # (d, k), c on the grid in the type of the records; empty for wide tables
+    columns: NDArray[Any]
     weights: FloatArray  # (k,), w
     # (2,), least sure difference of two scores, and of a score and the radius
     slack: Float32Array
@@ -145,18 +147,31 @@ def _square(values):
     return total
 
 
-@_compiled
-def _truncate(row, factor, doubt, points, i):
-    """Write numbers times a factor, truncated, to row i, and return how many are doubtful.
+# The sum decides nothing where its order could matter.
+@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
+def _offset_square(records, number, center, factor):
+    """Return the squared length of a record's offset from the center, times a factor."""
+    total = 0.0
+    for f in range(records.shape[1]):
+        value = (np.float64(records[number, f]) - center[f]) * factor
+        total += value * value
+    return total
 
-    Doubtful is one within the relative distance ``doubt`` of an integer, except 0.
+
+@_compiled
+def _truncate(records, number, center, factor, doubt, points, i):
+    """Write an offset times a factor, truncated, to row i, and return how many are doubtful.
+
+    Doubtful is a number if an integer lies within the relative distance ``doubt`` of it.
     """
+    less = 1 - doubt
+    more = 1 + doubt
     n_doubtful = 0
-    for f in range(len(row)):
-        value = row[f] * factor
-        nearest = (value + _ROUND) - _ROUND
-        n_doubtful += abs(value - nearest) < doubt * abs(value)
-        points[i, f] = np.trunc(value)
+    for f in range(records.shape[1]):
+        value = (np.float64(records[number, f]) - center[f]) * factor
+        least = np.trunc(value * less)
+        n_doubtful += least != np.trunc(value * more)
+        points[i, f] = least
     return n_doubtful
 
 
@@ -209,14 +224,14 @@ def _read_round(records, first, m, bounds, block):
     2**-53. The squared length of that sum differs by at most (d + 2) u from the exact
     one, and that of `row_sums` by less. So a coordinate differs by at most (d / 2 + 20)
     u, relatively, and by `_NEAR` / 2 more where it is unknown whether the record is
-    outside. Where an integer is nearer than that, `_read_exactly` decides. Elsewhere
+    outside. Where an integer is nearer than that, `_read_exactly` decides; the doubt
+    of (d + 64) u covers `_truncate`'s roundings, too. Elsewhere
     every coordinate but 0 loses more by truncation than a length can gain by rounding,
     so no grid point is outside.
     """
     d = records.shape[1]
-    row = block.row
     center = bounds.center
-    factor = bounds.factor
+    factor = bounds.factor[0]  # that of all columns
     inner2 = -1.0
     outer2 = 0.0
     if not bounds.is_sphere:
@@ -226,20 +241,22 @@ def _read_round(records, first, m, bounds, block):
     points = block.points
     for i in range(m):
         number = np.uintp(first + i)
-        for f in range(d):
-            row[f] = (np.float64(records[number, f]) - center[f]) * factor[f]
-        square = _square(row)
+        square = _offset_square(records, number, center, factor)
         if square <= inner2:
             for f in range(d):
-                points[i, f] = np.trunc(row[f])
+                value = (np.float64(records[number, f]) - center[f]) * factor
+                points[i, f] = np.trunc(value)
             continue
         doubt = rounding if square > outer2 else _NEAR
         is_doubtful = not _SHORTEST2 < square < _LONGEST2
         if not is_doubtful:
-            shrink = bounds.radius / np.sqrt(square)
-            is_doubtful = _truncate(row, shrink, doubt, points, i) > 0
+            shrunk = factor * (bounds.radius / np.sqrt(square))
+            is_doubtful = shrunk < _LEAST_FACTOR
+        if not is_doubtful:
+            found = _truncate(records, number, center, shrunk, doubt, points, i)
+            is_doubtful = found > 0
         if is_doubtful:
-            _read_exactly(records, number, bounds, row, points, i)
+            _read_exactly(records, number, bounds, block.row, points, i)
 
 
 @_compiled
@@ -814,7 +831,7 @@ def vote_counts(records: GridRecords, points: FloatArray) -> RowRange:
 
     Ties go to the first point.
     """
-    centers = _centers(points, None, records.fraction_bits)
+    centers = _new_centers(points, np.zeros(len(points)), records.fraction_bits)
     bounds = _bounds(records)
 
     def part(start: int, stop: int) -> IntArrays:
@@ -837,7 +854,7 @@ def nearest(
     Ties go to the first point. Squared distances are exact integers, in squared grid
     units. The arrays are overwritten by the next range.
     """
-    centers = _centers(points, None, records.fraction_bits)
+    centers = _new_centers(points, np.zeros(len(points)), records.fraction_bits)
     bounds = _bounds(records)
     block = _block(records)
     none = np.empty(0, np.int64)
@@ -920,21 +937,50 @@ def _block(records: GridRecords) -> _Block:
         best=np.empty(_ROWS, real),
         second=np.empty(_ROWS, real),
         scores=np.empty((_GROUP, _ROWS), real),
-        exact_points=np.zeros((_ROWS, d)),
+        exact_points=np.empty((_ROWS, d)),
         exact_best=np.empty(_ROWS),
         exact_second=np.empty(_ROWS),
         exact_scores=np.empty((_GROUP, _ROWS)),
     )
 
 
+class _Prepared(NamedTuple):
+    """The centroids of the last query, for the other clients of a process."""
+
+    fraction_bits: int
+    centers: _Centers
+
+
+_last: _Prepared | None = None
+
+
 def _centers(
-    centroids: IntArray | FloatArray, weights: IntArray | None, fraction_bits: int
+    centroids: IntArray, weights: IntArray | None, fraction_bits: int
 ) -> _Centers:
+    """Return the last centroids again if these are equal, or new ones."""
+    global _last
+    shifts = np.zeros(len(centroids))
+    if weights is not None:
+        shifts = weights.astype(np.float64)
+    last = _last
+    if last is not None and last.fraction_bits == fraction_bits:
+        is_same = np.array_equal(last.centers.points, centroids)
+        if is_same and np.array_equal(last.centers.weights, shifts):
+            return last.centers
+    centers = _new_centers(centroids, shifts, fraction_bits)
+    # There is no lock: threads would only prepare the same centroids twice.
+    _last = _Prepared(fraction_bits, centers)
+    return centers
+
+
+def _new_centers(
+    centroids: IntArray | FloatArray, shifts: FloatArray, fraction_bits: int
+) -> _Centers:
+    """Return centroids, (k, d), and their weights, (k,), for the ranking."""
     k, d = centroids.shape
     real = _ranking_type(fraction_bits)
     points = centroids.astype(np.float64)
     unit = 2.0**-fraction_bits
-    shifts = np.zeros(k) if weights is None else weights.astype(np.float64)
     exact = squared_norms(points) - shifts  # integers up to 2**53
     # The padding consists of centroids that are never nearest.
     filled = k + -k % 4
@@ -952,13 +998,16 @@ def _centers(
     size = largest_offset + largest_sum
     longest = math.sqrt(squared_norms(points).max()) * unit
     rounding = 2 * _rounding(d)
+    columns = np.empty((0, 0), real)
+    if d <= _NARROW:
+        columns = np.ascontiguousarray(points.T, real)
     return _Centers(
         matrix=matrix,
         offsets=offsets,
         exact_matrix=exact_matrix,
         exact_offsets=exact_offsets,
         points=points,
-        columns=np.ascontiguousarray(points.T, real),
+        columns=columns,
         weights=shifts,
         slack=_slack(size, d),
         own_slack=(rounding * largest_offset, rounding * longest * unit),

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -242,6 +243,27 @@ def test_halves_round_to_even_and_values_out_of_range_are_clipped():
         )
 
 
+def test_kept_centroids_are_those_of_the_query():
+    """The kernel keeps the last centroids for other clients."""
+    rng = RNG(3)
+    domain = Box(-np.ones(20), np.ones(20))
+    rows = rng.uniform(-1, 1, (600, 20))
+    centroids = rng.integers(-(2**12), 2**12, (4, 20))
+    radii = np.full(4, 2**12)
+    weights = np.array([0, 2**20, -(2**20), 5])
+    for bits in (13, 12):
+        grid = GridRecords(rows, domain, bits)
+        check(partial(cluster_sums, grid, centroids))
+        check(partial(cluster_sums, grid, centroids))
+        check(partial(cell_sums, grid, centroids, radii, bits))
+        check(partial(cell_sums, grid, centroids, radii, bits, weights=weights))
+    before = check(partial(cluster_sums, grid, centroids))[1].copy()
+    centroids[0] = 10**4  # in place
+    after = check(partial(cluster_sums, grid, centroids))[1]
+    assert before[0] > 0
+    assert after[0] == 0
+
+
 def records_where_lengths_round(n, d):
     """Return records, (n, d), of which many lie on spheres, lattices and axes, or far out."""
     rng = RNG(d)
@@ -275,6 +297,7 @@ def test_every_record_of_a_ball_or_sphere_has_the_same_grid_point(d, bits, kind)
         bits -= 1
     point = RNG(bits).integers(1, 2**bits, (1, d), endpoint=True)
     balls = [Ball(1.0, np.zeros(d)), Ball(3.7, np.full(d, 0.3)), Ball(1e-270, rows[0])]
+    balls.append(Ball(1e290, np.zeros(d)))
     for domain in (*balls, Sphere(d)):
         grid = GridRecords(rows.astype(kind), domain, bits)
         expected = np.concatenate([assign(part, point)[1] for part in grid.blocks(300)])
