@@ -339,6 +339,12 @@ SUMMARISED += ("blobs_64_64", "blobs_64_128")
 MADE: Mapping[str, Made] = {
     "areas": Made(LOSSES, (Source(LOSSES, MAIN, 0, BALL_AREAS),), "unit ball", "area"),
     "lift": Made(LOSSES, (Source(LOSSES, MAIN, 2, of_the_lift),), "unit ball", "area"),
+    "HDPEMeans": Made(
+        LOSSES,
+        (Source(LOSSES, "The lift of HDPEMeans", 1, BALL_AREAS),),
+        "unit ball",
+        "area",
+    ),
     "adult": Made(
         LOSSES,
         (
