@@ -63,9 +63,8 @@ PASSES = (
     (200_000, 10, 20),
     (500_000, 3, 20),
 )
-# sizes of rounds, with so many clients
+# sizes of rounds
 ROUNDS = PASSES[:2]
-N_ROUND_CLIENTS = 10
 FITS = (
     "scikit-learn",
     "faiss",
@@ -215,7 +214,7 @@ def seconds_by_place(strategy: Any, parts: list[NDArray[Any]]) -> list[float]:
     return [total, *(timer.seconds for timer in timers)]
 
 
-def rounds(repeats: int) -> None:
+def rounds(repeats: int, n_clients: int) -> None:
     """Print a row for each size and domain: a round's time, and where it goes.
 
     A round takes the difference of ten and two rounds, by eight. Least times count.
@@ -225,7 +224,7 @@ def rounds(repeats: int) -> None:
     with mock.patch.object(assignment, "_FUSED_WORK", 0), threadpool_limits(1):
         for n, d, k in ROUNDS:
             base = calls_of(n, d, k)["scikit-learn"]
-            parts = np.array_split(directions(n, d), N_ROUND_CLIENTS)
+            parts = np.array_split(directions(n, d), n_clients)
             for domain in (Box(-np.ones(d), np.ones(d)), Ball(1.0, np.zeros(d))):
                 iterations = []
                 found: dict[int, list[list[float]]] = {few: [], many: []}
@@ -235,7 +234,7 @@ def rounds(repeats: int) -> None:
                         strategy = strategies.Lloyd(
                             k,
                             domain,
-                            n_clients=N_ROUND_CLIENTS,
+                            n_clients=n_clients,
                             trust="plain",
                             n_rounds=n_rounds,
                         )
@@ -381,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=("pass", "round", "fit", "one"))
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--clients", type=int, default=10, help="of a round")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of a fit")
     parser.add_argument("--names", nargs="+", default=list(FITS))
     options = parser.parse_args(arguments)
@@ -388,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.table == "pass":
             passes(options.repeats)
         elif options.table == "round":
-            rounds(options.repeats)
+            rounds(options.repeats, options.clients)
         elif options.table == "fit":
             fits(options.limit, options.names)
         else:
