@@ -33,6 +33,7 @@ from bench.tables import markdown
 from bench.yardsticks import Yardsticks, fewest_records, floor, yardsticks
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
+from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.extras import require
 from flower_kmeans.metrics import nicv
@@ -199,11 +200,17 @@ def seeded_noise(algorithm: Algorithm, seed: int) -> Callable[[int], IntArray]:
 
     def noise(round_number: int) -> IntArray:
         deviations = algorithm.noise_of(round_number)
+        units = sensitivities(algorithm, round_number)
+        layout = algorithm.layout(round_number)
         parts = []
-        for place, block in enumerate(algorithm.layout(round_number).blocks):
+        for place, block in enumerate(layout.blocks):
             rng = np.random.default_rng((seed, round_number, place))
             normal = rng.standard_normal(math.prod(block.shape))
-            parts.append(np.rint(deviations[block.name] * normal).astype(np.int64))
+            # The planned deviation is that of the words with the largest unit: second
+            # moments beside the diagonal have less noise.
+            of_words = units[layout.places[block.name]]
+            scales = deviations[block.name] * of_words / of_words.max()
+            parts.append(np.rint(scales * normal).astype(np.int64))
         return np.concatenate(parts)
 
     return noise

@@ -237,7 +237,7 @@ class Results:
         self._costs: dict[tuple[str, str, float | None], list[float]] = defaultdict(
             list
         )
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.n_runs: dict[str, int] = defaultdict(int)
         self.names: list[str] = []
         self.methods: list[str] = []
@@ -246,7 +246,7 @@ class Results:
             if row.data not in self.names:
                 self.names.append(row.data)
             if row.method not in _YARDSTICKS:
-                self.seconds[row.method].append(row.seconds)
+                self.seconds[row.data, row.method].append(row.seconds)
                 self.n_runs[row.method] = max(self.n_runs[row.method], row.run + 1)
                 if row.method not in self.methods:
                     self.methods.append(row.method)
@@ -307,7 +307,8 @@ def leaderboard(
             floors.append(shown(float(gmean(by_floor))))
             gains.append(shown(float(np.mean(lost))))
             n_best += sum(means[n] <= results.best(n, epsilon) for n in own)
-        seconds = f"{np.median(results.seconds[method]):.2g}"
+        taken = [s for name in own for s in results.seconds[name, method]]
+        seconds = f"{np.median(taken):.2g}"
         cells = [method, str(len(own)), str(results.n_runs[method])]
         cells += [", ".join(scores) for scores in (ratios, floors, gains)]
         cells += [f"{n_best} of {len(own) * len(epsilons)}", seconds]

@@ -56,6 +56,7 @@ def reference_method(checkout: Path) -> Method:
     params: Any = importlib.import_module("clustering.clustering_params")
     calculator: Any = importlib.import_module("clustering.privacy_calculator")
 
+    @lru_cache(maxsize=256)
     def releases_at(share: float, problem: Problem) -> tuple[Release, ...]:
         """Return the releases of the code where it is given a share of epsilon."""
         given = params.DifferentialPrivacyParam(share * problem.epsilon, problem.delta)

@@ -7,6 +7,7 @@ import pytest
 
 import baselines
 from baselines import METHODS, Method, Problem, checked_plan, loaded
+from baselines.pure import DIFFPRIVLIB
 from flower_kmeans.errors import BudgetError, ConfigurationError
 from flower_kmeans.privacy import Release
 from flower_kmeans.privacy.calibration import mu_of_budget
@@ -27,6 +28,11 @@ def test_every_method_is_within_the_budget_and_nearly_spends_it(name, epsilon):
     plan = checked_plan(method, PROBLEM._replace(n_features=columns, epsilon=epsilon))
     # Laplace noise alone, with pure guarantees, spends less than epsilon at a delta.
     assert 0.95 * epsilon < plan.epsilon() <= epsilon
+
+
+def test_a_pure_guarantee_is_one_release():
+    plan = checked_plan(DIFFPRIVLIB, PROBLEM)
+    assert plan.delta(PROBLEM.epsilon) == 0
 
 
 def test_releases_that_exceed_the_budget_are_refused():
