@@ -102,10 +102,11 @@ def simulate(
     partitions : sequence of array-like of shape (n_i, n_features), or callable
         The records of each client, in the user's units: an array, or a table of another
         type (docs/own-data.md, "What load_data may return"). A client can have no
-        records. The engine "in-process" also takes the types that `register_kmeans`
-        lists for larger records, and Ray takes references to arrays and tables
-        (``ray.ObjectRef``). A strategy without ``n_clients`` and ``min_clients`` takes
-        their defaults from the number of partitions.
+        records. Arrays are checked once, so ``on_round`` and other threads must not
+        change them during the run. The engine "in-process" also takes the types that
+        `register_kmeans` lists for larger records, and Ray takes references to arrays and
+        tables (``ray.ObjectRef``). A strategy without ``n_clients`` and ``min_clients``
+        takes their defaults from the number of partitions.
 
         A callable gets the partition id and returns the records. It is called where and
         as often as they are read: on Ray on the workers, for example to read storage that
