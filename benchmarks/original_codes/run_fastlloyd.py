@@ -27,7 +27,7 @@ def main(checkout: str) -> None:
     os.mkdir("data")
     sys.path.insert(0, checkout)
     # The code's names stay its own: they are changed for mended runs, and set back.
-    server = importlib.import_module("parties.server")
+    server: Any = importlib.import_module("parties.server")
     names = {name: getattr(server, name) for name in ("to_int", "to_fixed")}
     planned = server.Server.dp_setup
     arrays_found, facts_found = {}, []

@@ -148,11 +148,11 @@ def releases_of(mechanisms: Any, times: Any) -> list[list[Any]]:
     releases: list[list[Any]] = []
     for mechanism, count in zip(mechanisms, times, strict=True):
         for part in getattr(mechanism, "mechanisms", [mechanism]):
-            kind = ["gaussian", getattr(part, "relative_noise_stddev", None)]
-            if kind[1] is None:
-                kind = ["laplace", 1 / part._epsilon]
-            kind[1] = float(kind[1])
-            releases += [kind] * count
+            if hasattr(part, "relative_noise_stddev"):
+                release = ["gaussian", float(part.relative_noise_stddev)]
+            else:
+                release = ["laplace", 1 / float(part._epsilon)]
+            releases += [release] * count
     return releases
 
 

@@ -300,4 +300,23 @@ def test_tables_compare_mean_costs(originals):
     summary = originals.summary_table(rows).splitlines()[-1]
     assert summary == "| FastLloyd | 0.500 | 1 of 1 | 0.250 | 1 of 1 |"
     noise = originals.noise_table(rows).splitlines()
-    assert noise[-1] == "| s | 1 | mended | 1 | 1 | 4 of 4 | 2 |"
+    assert noise[-1] == "| s | mended | 2 | 1 | 1 | 4 of 4 | 2 |"
+
+
+def test_noise_of_counts_gives_noise_of_sums_where_both_have_one_seed():
+    """A step of FedDP-KMeans' code draws both from NumPy's global generator."""
+    np.random.seed(7)  # noqa: NPY002
+    of_counts = np.random.laplace(0.0, 2.0, 10)  # noqa: NPY002
+    np.random.seed(7)  # noqa: NPY002
+    of_sums = np.random.normal(0.0, 9.0, 10)  # noqa: NPY002
+    below = 0.5 * np.exp(of_counts / 2)
+    uniform = np.where(of_counts < 0, below, 1 - 0.5 * np.exp(-of_counts / 2))
+    found = []
+    for first, second in (2 * uniform - 1).reshape(-1, 2):
+        square = first**2 + second**2
+        # The polar method draws another pair otherwise.
+        if 0 < square < 1:
+            scale = 9.0 * np.sqrt(-2 * np.log(square) / square)
+            found += [scale * second, scale * first]
+    assert len(found) >= 4
+    np.testing.assert_allclose(of_sums[: len(found)], found)
