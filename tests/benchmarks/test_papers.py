@@ -14,6 +14,9 @@ from bench.script import parser_of
 from benchmarks.papers.__main__ import main, words_of
 from benchmarks.papers.items import KINDS, papers
 from benchmarks.papers.page import page_of, path_of
+from benchmarks.papers.record import rows_of
+from benchmarks.papers.rows import MISSING, read
+from benchmarks.papers.rows import path_of as rows_path
 from flower_kmeans.privacy.randomness import Stream
 
 PAPERS = papers()
@@ -44,7 +47,17 @@ def test_every_paper_has_items_of_each_number_once():
 def test_the_page_is_the_one_that_is_made(name):
     """Write it again: python -m benchmarks.papers --write."""
     paper = PAPERS[name]
-    assert path_of(paper).read_text("utf-8") == page_of(paper)
+    assert path_of(paper).read_text("utf-8") == page_of(paper, read(rows_path(name)))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_rows_equal_the_cells_of_the_committed_tables(name):
+    """Take them over again: python -m benchmarks.papers --write."""
+    found = read(rows_path(name))
+    assert found == rows_of(PAPERS[name])
+    for row in found:
+        assert row.ours
+        assert row.ours == MISSING or row.date
 
 
 @pytest.mark.parametrize("item", MADE)
@@ -125,6 +138,10 @@ def test_an_item_without_command_or_reason_is_refused(tmp_path):
     for more, message in (
         ("", "the reason"),
         ('command = "x.py"\n', "or neither"),
+        (
+            'why = "no"\nours = "0.5"\n[[a.items.tables]]\nkeys = []\ncolumns = []',
+            "in its rows",
+        ),
         ('why = "no"\n[[a.items]]\nkind = "figure"\nnumber = "1"\ntitle = "y"', "once"),
     ):
         file.write_text(head + more, "utf-8")
