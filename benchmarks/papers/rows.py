@@ -198,21 +198,17 @@ def rows_of(item: str, lines: Lines, selection: Selection) -> Iterator[Row]:
     Raises
     ------
     ValueError
-        If a cell is not a number with an interval and brackets, or no line is meant.
+        If a cell is not a number with an interval and brackets.
     """
-    met = False
     for line in lines:
         allowed = (line[key] in texts for key, texts in selection.where.items())
         if not all(allowed):
             continue
-        met = True
         keys = [selection.name, *(line[key] for key in selection.keys)]
         place = ", ".join(key for key in keys if key)
         for column in selection.columns:
             if line[column] not in ("", "-"):
                 yield from _rows_of_cell(item, line, column, place, selection)
-    if not met:
-        raise ValueError(f"Expected lines of {item} with {selection.where}. Got none.")
 
 
 def _rows_of_cell(
@@ -250,7 +246,7 @@ def rows_of_page(item: str, selection: Selection, folder: Path) -> list[Row]:
     Raises
     ------
     ValueError
-        If the page has no such table, or does not state the date and the commit.
+        If the page has no such table or lines, or does not state date and commit.
     """
     name, _, anchor = selection.page.partition("#")
     text = (folder / name).read_text("utf-8")
@@ -261,7 +257,10 @@ def rows_of_page(item: str, selection: Selection, folder: Path) -> list[Row]:
     lines = lines_of(tables, selection, selection.table)
     made = {"date": selection.date, "commit": selection.commit}
     found = rows_of(item, lines, selection)
-    return [replace(row, source=selection.page, **made) for row in found]
+    taken = [replace(row, source=selection.page, **made) for row in found]
+    if not taken:
+        raise ValueError(f"Expected lines of {item} with {selection.where}. Got none.")
+    return taken
 
 
 def rows_of_output(
@@ -272,7 +271,7 @@ def rows_of_output(
     Raises
     ------
     ValueError
-        If a table is not there, or two rows have one quantity.
+        If a table is not there, no line is meant, or two rows have one quantity.
     """
     tables = tables_of((output / "tables.md").read_text("utf-8"))
     commands = json.loads((output / "meta.json").read_text("utf-8"))["commands"]
@@ -292,6 +291,8 @@ def rows_of_output(
         if selection.runs not in lines[0]:
             counted = replace(selection, runs=n_runs)
         found += [replace(row, **made) for row in rows_of(item, lines, counted)]
+    if not found:
+        raise ValueError(f"Expected lines of {item} in {output.name}. Got none.")
     check_distinct(found)
     return found
 
