@@ -182,14 +182,19 @@ def lines_of(tables: Sequence[Lines], selection: Selection, number: int) -> Line
     ValueError
         If there is no such table.
     """
-    wanted = {*selection.keys, *selection.columns}
-    fitting = [table for table in tables if table and wanted <= table[0].keys()]
-    if len(fitting) < number:
+    found = fitting(tables, selection)
+    if len(found) < number:
+        wanted = ", ".join((*selection.keys, *selection.columns))
         raise ValueError(
-            f"Expected {number} tables with the columns {', '.join(sorted(wanted))}. "
-            f"Got {len(fitting)} instead."
+            f"Expected {number} tables with the columns {wanted}. Got {len(found)} instead."
         )
-    return fitting[number - 1]
+    return found[number - 1]
+
+
+def fitting(tables: Sequence[Lines], selection: Selection) -> list[Lines]:
+    """Return the tables that have a selection's columns."""
+    wanted = {*selection.keys, *selection.columns}
+    return [table for table in tables if table and wanted <= table[0].keys()]
 
 
 def rows_of(item: str, lines: Lines, selection: Selection) -> Iterator[Row]:
@@ -268,10 +273,12 @@ def rows_of_output(
 ) -> list[Row]:
     """Return the rows of what a script wrote: tables.md and meta.json.
 
+    Options may leave data sets out, so some tables and lines may be missing.
+
     Raises
     ------
     ValueError
-        If a table is not there, no line is meant, or two rows have one quantity.
+        If there is no row, or two rows have one quantity.
     """
     tables = tables_of((output / "tables.md").read_text("utf-8"))
     commands = json.loads((output / "meta.json").read_text("utf-8"))["commands"]
@@ -284,7 +291,7 @@ def rows_of_output(
     n_runs = _runs_in(output / "runs.csv")
     found = []
     for selection in selections:
-        if not selection.output:
+        if not 0 < selection.output <= len(fitting(tables, selection)):
             continue
         lines = lines_of(tables, selection, selection.output)
         counted = selection

@@ -111,6 +111,15 @@ def test_the_number_of_runs_is_counted_where_cells_lack_it(folders):
     assert [row.runs for row in found] == ["2", "2"]
 
 
+def test_tables_that_options_leave_out_have_no_rows(folders):
+    written(["--output", "out"], folders, check=False)
+    away = replace(SELECTION, keys=("nowhere",))
+    found = rows.rows_of_output("figure 1", (SELECTION, away), folders / "out")
+    assert [row.quantity for row in found] == ["loss: a, x"]
+    with pytest.raises(ValueError, match="Expected lines of figure 1 in out"):
+        rows.rows_of_output("figure 1", (away,), folders / "out")
+
+
 def test_quick_runs_and_items_without_tables_are_not_recorded():
     bare = Item("figure", "2", "none", "benchmarks/x.py", "x.py")
     for item, quick in ((ITEM, True), (bare, False)):
