@@ -68,10 +68,12 @@ class Answers:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.algorithm, self.plan = setting.strategy.algorithm, setting.strategy.plan
-        by_client = self.plan.budget.protects_clients
+        # One assignment covers all slots of a client. What is neither assigned so nor
+        # clipped adds up record by record, so equal records need be asked once.
+        inner = tightened.innermost(self.algorithm)
+        self.assigns_all = inner.needs_all_records
+        by_client = self.plan.budget.protects_clients or self.assigns_all
         self._target = self._weighed(setting.target)
-        # What is not clipped adds up record by record, so equal records need be asked
-        # once.
         parts = (
             setting.background if by_client else [np.concatenate(setting.background)]
         )
@@ -118,6 +120,9 @@ class Answers:
 
     def change(self, query: Query) -> IntArray:
         """Return the target's change of the sum."""
+        if self.assigns_all:
+            first, *_ = self.setting.partitions(present=True)
+            return self._answer(query, first) - self.without(query, own=True)
         total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
         for weight, rows in self._target:
             total += weight * self._answer(query, rows)
@@ -435,7 +440,8 @@ def repeated(
             for each in zip(*by_run, strict=True)
         ]
     inner = tightened.innermost(answers.algorithm)
-    if isinstance(inner, LloydFamily):  # updates are cheap
+    # Updates are cheap, but not the assignment of all slots of a client.
+    if isinstance(inner, LloydFamily) and not answers.assigns_all:
         views = _following(answers, drawn)
     else:
         unknown = np.concatenate([each for each, _ in drawn], axis=1)
