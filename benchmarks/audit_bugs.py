@@ -335,7 +335,7 @@ def _one_column() -> Context:
 
 @planted("moved records not counted", Cell("ConstrainedLloyd", "trusted-server"))
 def _one_record() -> Context:
-    """The noise of sums covers the record that comes, and not those that it moves."""
+    """Noise of sums covers the record that comes, and not those that it moves."""
 
     def of_one(own: ConstrainedLloydAlgorithm, number: int) -> float:
         return own.domain.l2_bound(own.fraction_bits)
