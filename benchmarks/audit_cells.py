@@ -447,7 +447,7 @@ def _constrained(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> 
     # that leaves lies on one side of the middle, and the target on the other. So the
     # third record changes its cluster, and both sums change by a diagonal. Sums have
     # 0.99 of mu^2 in so many columns.
-    d, each, aside = 64, 1000, 0.02
+    d, each, aside = 64, 2000, 0.02
     line = np.tile([1.0, -1.0], d // 2)
     ends = [0.5 * line, -0.5 * line]
     held = _held(ends, each)

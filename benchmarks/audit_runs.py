@@ -394,17 +394,25 @@ class _Record:
             yield
 
 
-def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
-    """Run the strategy over its clients, and return the queries and the adversary's view."""
+def recorded(
+    setting: Setting, present: bool, *, replay: bool = True
+) -> tuple[list[Query], Views]:
+    """Run the strategy over its clients, and return the queries and the adversary's view.
+
+    The states of the run are computed again from the sums, and must be the same.
+    ``replay=False`` takes those of the run, which saves the time.
+    """
     record, answers = _Record(setting), Answers(setting)
     with record.recording():
         partitions = setting.partitions(present)
         simulate(setting.strategy, partitions, persons=setting.persons(present))
     state, queries, residuals, changes = answers.start(), [], [], []
     for number in range(1, answers.algorithm.n_rounds + 1):
-        for name, array in record.states[number].arrays.items():
-            if not np.array_equal(array, state.arrays[name]):
+        own = record.states[number]
+        for name, array in own.arrays.items():
+            if replay and not np.array_equal(array, state.arrays[name]):
                 raise RuntimeError("The states of the run are not those of the replay.")
+        state = own
         total, query = record.sums[number], answers.algorithm.query(state)
         if setting.alone:
             seen = record.guesses[number] - answers.without(query, own=True)
@@ -416,7 +424,8 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
         queries.append(query)
         residuals.append(seen)
         changes.append(answers.change(query))
-        state = answers.after(state, total)
+        if replay and number < answers.algorithm.n_rounds:
+            state = answers.after(state, total)
     return queries, Views(
         np.concatenate(residuals)[None], np.concatenate(changes)[None]
     )

@@ -64,7 +64,8 @@ def test_every_run_is_guessed_by_its_own_queries(measured, monkeypatch, shift):
     """Runs give their scores by likelihood: those of each side are counted against 0."""
     asked = []
 
-    def recorded(setting, present):
+    def recorded(setting, present, replay):
+        assert replay == (len(asked) < 2)
         asked.append(present)
         run = len(asked)
         change = np.full((1, 1), 100 * run)
