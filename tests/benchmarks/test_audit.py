@@ -41,7 +41,7 @@ def parts(audit):
     return SimpleNamespace(**audit.attack.__globals__)
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(
     audit, parts
 ):
@@ -544,7 +544,7 @@ def table_rows(page):
     ]
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_the_page_has_every_line_and_every_bug(audit):
     rows = table_rows("tables/audit.md")
     lines = {tuple(row[:4]): row[-1] for row in rows if len(row) == 14}
@@ -579,7 +579,7 @@ def ranges(lines, between=" to "):
     return between.join(dict.fromkeys(f"{part:.2f}" for part in (parts[0], parts[-1])))
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_the_headlines_are_those_of_the_tables():
     lines = [
         row
