@@ -112,7 +112,7 @@ def attack_whole(
     runs: int,
     confidence: float = Effort().confidence,
     *,
-    pilot: int = Effort().repetitions,
+    pilot: int = 2_000,
     patch: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Line:
     """Run the strategy ``runs`` times with the target and as often without, and guess each run.
@@ -129,7 +129,7 @@ def attack_whole(
         if answers.mu is None:
             queries, _ = recorded(setting, False)
             tried = repeated(answers, queries, pilot, at_once=True)
-            effort = Effort(pilot, confidence=confidence)
+            effort = Effort(runs, confidence=confidence)
             threshold = _chosen(answers, effort, log_likelihood, tried)
         marks = {False: np.empty(runs), True: np.empty(runs)}
         attained = []
@@ -196,15 +196,16 @@ def _line(
 def _chosen(
     answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]
 ) -> float:
-    """Return the threshold that gives the best bound on epsilon."""
+    """Return the threshold that gives the best bound on epsilon to so many repetitions."""
     low, high = (score(answers, each) for each in views)
-    n = len(low)
+    n = effort.repetitions
     # Noise that is not Gaussian puts many scores on a few values: thresholds lie just
     # below.
     candidates = np.unique(np.quantile(high, np.linspace(0.3, 0.98, 69))) - 1e-6
 
     def bound(threshold: float) -> float:
-        true, false = int((high > threshold).sum()), int((low > threshold).sum())
+        true = round(n * (high > threshold).mean())
+        false = round(n * (low > threshold).mean())
         return epsilon_lower_bound(true, n, false, n, DELTA, effort.confidence)
 
     return float(max(candidates, key=bound))
