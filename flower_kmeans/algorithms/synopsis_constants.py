@@ -60,7 +60,7 @@ MORE_REFINEMENTS = 8
 MORE_SIGNAL = 50.0
 """Signal s from which more Lloyd rounds gain too little for their round trips."""
 
-MORE_COLUMNS = 64
+MORE_COLUMNS = 32
 """Most columns with `MORE_REFINEMENTS`."""
 
 SECOND_ROUND = 6.0
