@@ -6,8 +6,9 @@ Records are centred and scaled to a largest norm of 1, delta = N^-1.1. Printed i
 each data set, the area under the loss over epsilon (as in `loss.py`) over that of
 k-means, the cost over that of k-means at each epsilon, and at epsilon 1 the lost gain
 and the cost over the floor. ``--before`` compares with rows that another version of the
-library has saved: the noise comes from the seed, so that both have the same numbers in
-the words of the same round.
+library has saved, at each epsilon, too: the noise comes from the seed, so that both
+have the same numbers in the words of the same round. ``--constants NAME=VALUE``
+replaces constants of the algorithm, so that one change is measured at a time.
 
 Besides the names of `bench.data` there are ``digits`` and ``flower`` of scikit-learn,
 ``birch1``, a grid of 100 Gaussians, and families (`GENERATED`) whose last number is
@@ -17,6 +18,7 @@ their seed.
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,9 +34,14 @@ from bench.data import load, to_unit_ball
 from bench.tables import markdown
 from bench.yardsticks import Yardsticks, fewest_records, floor, yardsticks
 from flower_kmeans import Ball, PrivacyBudget
-from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
+from flower_kmeans.algorithms import (
+    Algorithm,
+    SynopsisAlgorithm,
+    synopsis_constants,
+)
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.calibration import mu_of_budget
@@ -131,7 +138,10 @@ TUNED = (
     "far_2000_4_8_3_30_2",
     "heavy_20000_3_6_1",
     "heavy_2000_4_3_2",
+    "decay_1500_10_32_9",
     "decay_1800_10_48_1",
+    "decay_6000_12_56_7",
+    "few_800_10_64_8",
 )
 CHECKED = ("birch1", "digits", "flower", "adult")
 
@@ -168,6 +178,29 @@ def case_of(name: str, directory: Path | None) -> Case:
     records, n_clusters = table_of(name, directory)
     records = to_unit_ball(records)
     return Case(records, n_clusters, yardsticks(records, n_clusters))
+
+
+# ----------------------------------------------------------------------- constants
+
+
+def replace_constant(name: str, value: float) -> None:
+    """Replace a constant of SynopsisKMeans in all modules that have it, in this process."""
+    home = vars(synopsis_constants)
+    if not isinstance(home.get(name), int | float):
+        raise ConfigurationError(
+            f"Expected the name of a number of synopsis_constants. Got {name!r} instead."
+        )
+    kind = type(home[name])
+    for module in list(sys.modules.values()):
+        is_own = module.__name__.startswith("flower_kmeans.algorithms.synopsis")
+        if is_own and name in vars(module):
+            setattr(module, name, kind(value))
+
+
+def assignment(text: str) -> tuple[str, float]:
+    """Return the name and the value of ``NAME=VALUE``."""
+    name, _, value = text.partition("=")
+    return name, float(value)
 
 
 # ---------------------------------------------------------------------------- runs
@@ -265,6 +298,23 @@ def row_of(
     return cells, float(areas.mean())
 
 
+def changes_of(
+    name: str, case: Case, costs: Costs, before: Costs, seeds: Sequence[int]
+) -> list[list[str]]:
+    """Return a row for each epsilon: s, the cost before, and its change."""
+    n_records, n_features = case.records.shape
+    earlier = costs_in(before, name, seeds) / case.sticks.kmeans
+    changes = costs_in(costs, name, seeds) / case.sticks.kmeans - earlier
+    rows = []
+    for place, epsilon in enumerate(EPSILONS):
+        mu = mu_of_budget(epsilon, n_records**-1.1)
+        signal = mu * n_records / (case.n_clusters * math.sqrt(n_features))
+        mean = f"{earlier[:, place].mean():.3f}"
+        change = with_error(changes[:, place], "+")
+        rows.append([name, f"{epsilon:g}", f"{signal:.3g}", mean, change])
+    return rows
+
+
 def head_of(is_compared: bool) -> list[str]:
     """Return the head of the table."""
     head = ["data", "n", "area"]
@@ -283,7 +333,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="a file for all costs")
     parser.add_argument("--before", type=Path, help="such a file of another version")
+    parser.add_argument(
+        "--constants", nargs="+", default=[], type=assignment, metavar="NAME=VALUE"
+    )
     options = parser.parse_args(arguments)
+    for name, value in options.constants:
+        replace_constant(name, value)
     before: Costs = {}
     if options.before is not None:
         before = json.loads(options.before.read_text())
@@ -293,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         costs = json.loads(options.save.read_text())
     rows = []
     areas = []
+    changes = []
     for name in options.data:
         case = case_of(name, options.data_dir)
         for epsilon in EPSILONS:
@@ -305,7 +361,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells, area = row_of(name, case, costs, before, seeds)
         rows.append(cells)
         areas.append(area)
+        if before:
+            changes += changes_of(name, case, costs, before, seeds)
     print(markdown(head_of(bool(before)), rows))
+    if before:
+        print("\n" + markdown(["data", "eps", "s", "before", "change"], changes))
     print(f"\nGeometric mean of the areas: {gmean(areas):.4f}")
 
 

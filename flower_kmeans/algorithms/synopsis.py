@@ -42,7 +42,6 @@ from flower_kmeans.algorithms.synopsis_constants import (
     LEAST_SYNOPSIS,
     LEAST_WIDE_FRACTION,
     MOMENT_FRACTION,
-    MORE_COLUMNS,
     MORE_REFINEMENTS,
     MORE_SIGNAL,
     MOST_BOUNDED,
@@ -73,6 +72,7 @@ from flower_kmeans.algorithms.synopsis_state import (
     NoisySum,
     Setting,
     Stage,
+    are_all_live,
 )
 from flower_kmeans.algorithms.weights import given_total, planned_total, weighs_records
 from flower_kmeans.arrays import FloatArray
@@ -337,7 +337,7 @@ def _synopsis_rounds(strength: float, n_clusters: int, n_features: int) -> int:
 def _refinement_rounds(strength: float, n_clusters: int, n_features: int) -> int:
     """Return the number of refinement rounds, by s = S / (k sqrt(d))."""
     s = strength / (n_clusters * math.sqrt(n_features))
-    if n_features <= MORE_COLUMNS and s < MORE_SIGNAL:
+    if s < MORE_SIGNAL and are_all_live(n_clusters, n_features):
         return MORE_REFINEMENTS
     return REFINEMENTS
 

@@ -55,13 +55,10 @@ REFINEMENTS = 4
 """Number of Lloyd rounds. Moves are weighted by their noise, so more rounds lose little."""
 
 MORE_REFINEMENTS = 8
-"""Number of Lloyd rounds at weak signals, where steps are short, in few columns."""
+"""Number of Lloyd rounds at weak signals, where steps are short, if all directions are live."""
 
 MORE_SIGNAL = 50.0
 """Signal s from which more Lloyd rounds gain too little for their round trips."""
-
-MORE_COLUMNS = 64
-"""Most columns with `MORE_REFINEMENTS`."""
 
 SECOND_ROUND = 6.0
 """Least c for a second round of the synopsis."""

@@ -143,6 +143,13 @@ class Stage(Protocol):
 # ------------------------------------------------------------------ public figures
 
 
+def are_all_live(n_clusters: int, n_features: int) -> bool:
+    """Return whether all directions are live at any signal ("Second moments")."""
+    if n_features <= ALL_LIVE_COLUMNS:
+        return True
+    return n_features <= MOST_ROTATED and n_clusters >= MANY_CLUSTERS * n_features
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """The public numbers that the stages of a run share."""
@@ -190,11 +197,9 @@ class Setting:
         """Fewest directions that are live, also if fewer exceed the noise."""
         d = self.n_features
         p = self.n_directions
-        if d <= ALL_LIVE_COLUMNS:
+        if are_all_live(self.n_clusters, d):
             return p
         signal = self.strength / (self.n_clusters * math.sqrt(d))
-        if d <= MOST_ROTATED and self.n_clusters >= MANY_CLUSTERS * d:
-            return p
         if p == d and signal >= ALL_LIVE_SIGNAL:
             return p
         return min(p, FEWEST_LIVE)

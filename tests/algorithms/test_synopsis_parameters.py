@@ -119,12 +119,19 @@ def test_a_stronger_signal_buys_more_of_everything(d):
         (5, 4, 49.9, 8),
         (5, 4, 50.1, 4),
         (5, 4, math.inf, 4),
-        (3, 64, 1.0, 8),
-        (3, 65, 1.0, 4),
+        (3, 32, 1.0, 8),
+        (3, 33, 1.0, 4),
+        (32, 64, 49.9, 8),
+        (32, 64, 50.1, 4),
+        (31, 64, 1.0, 4),
+        (64, 128, 1.0, 8),
+        (65, 129, 1.0, 4),
         (20, 768, 1.0, 4),
     ],
 )
-def test_weak_signals_in_few_columns_have_more_refinements(k, d, s, n_refinements):
+def test_weak_signals_have_more_refinements_where_all_directions_are_live(
+    k, d, s, n_refinements
+):
     signal = s * k * math.sqrt(d)
     found = Schedule.of(signal, k, d)
     assert found.n_refinements == n_refinements
@@ -263,7 +270,7 @@ def test_shares_are_those_of_the_guarantees(signal, d):
         assert schedule.block_fractions(t, d) == pytest.approx(expected)
     refinements = shares[1 + len(schedule.cells) :]
     # s = signal / (5 sqrt d) is below 50, but for the strongest signal.
-    n_refinements = 8 if d <= 64 and signal < 1e5 else 4
+    n_refinements = 8 if d <= 32 and signal < 1e5 else 4
     assert len(refinements) == n_refinements
     for found in refinements:
         assert sum(found.values()) == pytest.approx((0.92 - synopsis) / n_refinements)

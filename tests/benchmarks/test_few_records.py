@@ -1,10 +1,14 @@
 """The script on few records: its sets, its figures, and its smallest run."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 from scripts import load_script
+
+from flower_kmeans.algorithms import synopsis_constants
+from flower_kmeans.errors import ConfigurationError
 
 NAME = "few_60_2_3_1"
 
@@ -25,7 +29,7 @@ def test_generated_sets_have_the_records_of_their_names(script):
         records, found = script.table_of(name, None)
         assert (records.shape, found) == (shape, n_clusters)
         np.testing.assert_array_equal(records, script.table_of(name, None)[0])
-    for name in script.TUNED[-8:]:
+    for name in script.TUNED[len(script.DATASETS) :]:
         assert name.split("_")[0] in script.GENERATED
 
 
@@ -60,3 +64,32 @@ def test_the_noise_is_of_the_planned_size_and_the_same_for_a_seed(script):
     first, again, other = (script.cost_of(case, 1.0, seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
+
+
+@pytest.fixture
+def constants(monkeypatch):
+    """All constants of SynopsisKMeans, which are as they were after the test."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("flower_kmeans.algorithms.synopsis"):
+            for constant in vars(module).keys() & vars(synopsis_constants).keys():
+                value = vars(module)[constant]
+                if isinstance(value, int | float):
+                    monkeypatch.setattr(module, constant, value)
+
+
+@pytest.mark.usefixtures("constants")
+def test_constants_are_replaced_for_a_run(script, tmp_path):
+    case = script.case_of(NAME, None)
+    usual = script.cost_of(case, 1.0, seed=0)
+    path = tmp_path / "rows.json"
+    changes = ["REFINEMENTS=1", "MORE_REFINEMENTS=1"]
+    arguments = ["--data", NAME, "--seeds", "1", "--save", str(path)]
+    script.main([*arguments, "--constants", *changes])
+    rows = json.loads(path.read_text())
+    assert rows[script.key_of(NAME, 1.0, 0)] != usual
+
+
+def test_only_numbers_among_the_constants_are_replaced(script):
+    for name in ("ROUNDS", "ANY_CLUSTERS", "math"):
+        with pytest.raises(ConfigurationError, match=name):
+            script.main(["--data", NAME, "--constants", f"{name}=1"])
