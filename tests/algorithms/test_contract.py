@@ -644,8 +644,6 @@ def test_before_the_first_round_nothing_is_known_of_the_records(name):
     assert (algorithm.centroids(state) is None) == ("centroids" not in state.arrays)
     if "constrained" not in name:  # whose sizes can be public
         assert algorithm.counts(state) is None
-    # Groups of columns are said before the first round: they follow from public figures.
-    if "constrained" not in name and "groups" not in name:
         assert algorithm.warnings(state) == ()
 
 
