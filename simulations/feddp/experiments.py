@@ -11,7 +11,8 @@ record: 10 Gaussians in 100 columns, variance 0.5, means uniform in [0, 1]^100, 
 clients of 1,000 records each, drawn independently. client: the same with 50 records
 each, and whole clients protected. missing: as record, but the server has no points of
 some components. data: records whose clients differ by themselves, scikit-learn's digits
-or a file with a column of clients.
+or a file with a column of clients. folktables, stackoverflow: populations of these
+shapes (`federated`), from a file or made up.
 
 The server owns 20 points of each component and 100 that are uniform in [0, 1]^100.
 Methods: FedDP-KMeans; SynopsisKMeans and PE-means (HDPE-means beyond 16 columns), which
@@ -47,6 +48,7 @@ from numpy.typing import NDArray
 # `bench`, which runs suites, is not installed.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from federated import READERS, STACKOVERFLOW, name_of, population_of
 from outcomes import (
     FEDDP,
     K_FED,
@@ -334,6 +336,8 @@ class Source:
     @property
     def names(self) -> list[str]:
         """Return the names of the populations of each run."""
+        if self.table in READERS:
+            return [name_of(self.table, self.data)]
         if self.table == "data":
             return ["digits" if self.data is None else self.data.stem]
         names = {
@@ -346,7 +350,13 @@ class Source:
     @property
     def known(self) -> dict[str, dict[str, str]]:
         """Return what distinguishes populations of one name."""
-        if self.table != "data" or (self.data is not None and not self.data.is_file()):
+        if self.data is not None and not self.data.is_file():
+            return {}
+        if self.table in READERS and self.data is not None:
+            with self.data.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {self.data.stem: {"sha256": digest}}
+        if self.table != "data":
             return {}
         if self.data is None:
             return {"digits": {"file": "scikit-learn's digits"}}
@@ -361,6 +371,8 @@ class Source:
 
     def draw(self, name: str, run: int) -> Population:
         """Return a population of a run."""
+        if self.table in READERS:
+            return population_of(self.table, self.data, run)
         if self.table == "data":
             if self.data is None:
                 return digits()
@@ -420,7 +432,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     add = parser.add_argument
-    add("table", choices=("record", "client", "missing", "data"))
+    add("table", choices=("record", "client", "missing", "data", *READERS))
     add("--runs", type=int, default=3, help="each with its own records and noise")
     add("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     every = "default: all; in the table missing, those that take the server's points"
@@ -459,10 +471,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--clusters", type=int, help="default: 10")
     add("--server-clients", type=int, help="that the server owns (default: 1)")
     options = parser.parse_args(arguments)
-    options.unit = options.unit or ("client" if options.table == "client" else "record")
-    if options.data is not None and (
-        options.client_column is None or options.bounds is None
-    ):
+    of_whole_clients = options.table in ("client", STACKOVERFLOW)
+    options.unit = options.unit or ("client" if of_whole_clients else "record")
+    is_plain_file = options.table == "data" and options.data is not None
+    if is_plain_file and (options.client_column is None or options.bounds is None):
         parser.error("--data needs --client-column and --bounds.")
     of_files = ("client_column", "label", "bounds", "clusters", "server_clients")
     of_clients = ("clip", "clips", "lloyd_clip", "contribution")
@@ -470,8 +482,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         (of_clients, options.unit == "client", "--unit client"),
         (("clients",), options.table == "client", "the table client"),
         (("missing",), options.table == "missing", "the table missing"),
-        (("data",), options.table == "data", "the table data"),
-        (of_files, options.data is not None, "--data"),
+        (("data",), options.table in ("data", *READERS), "the table data"),
+        (of_files, is_plain_file, "--data"),
     ):
         for name in names:
             if not is_used and getattr(options, name) is not None:

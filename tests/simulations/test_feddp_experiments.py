@@ -25,7 +25,7 @@ def experiments():
         yield importlib.import_module("experiments")
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("experiments", "outcomes", "populations"):
+        for name in ("experiments", "federated", "outcomes", "populations"):
             sys.modules.pop(name, None)
 
 
@@ -365,3 +365,70 @@ def test_options_that_a_table_does_not_take_are_refused(
         experiments.main(given.split())
     assert words in capsys.readouterr().err
     assert not measured
+
+
+# ------------------------------------------------------------------ shapes of sets
+
+
+@pytest.fixture(scope="module")
+def federated(experiments):
+    return sys.modules["federated"]
+
+
+@pytest.mark.parametrize("kind", ["folktables", "stackoverflow"])
+def test_a_stand_in_says_so_and_lies_in_its_domain(federated, kind):
+    population = federated.population_of(kind, None, 0)
+    assert population.name == f"{kind} (stand-in, not its data)"
+    pooled = np.concatenate([*population.partitions, population.server_data])
+    assert len(population.partitions) > 10
+    if kind == "folktables":
+        assert pooled.min() >= 0
+        assert pooled.max() <= 1
+    else:
+        np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1)
+    again = federated.population_of(kind, None, 0)
+    np.testing.assert_array_equal(again.server_data, population.server_data)
+
+
+def test_a_survey_is_read_by_areas_and_scaled_by_public_bounds(
+    federated, tmp_path, capsys
+):
+    path = tmp_path / "psam_p36.csv"
+    lines = [
+        "SERIALNO,PUMA,AGEP,SCHL,WKHP,JWMNP,POVPIP,PINCP",
+        "1,100,99,24,99,200,501,500000",
+        "2,200,0,0,0,0,0,-20000",
+        "3,200,0,0,0,0,0,-90000",
+        "4,300,10,,0,0,0,0",
+    ]
+    path.write_text("\n".join(lines), "utf-8")
+    population = federated.population_of("folktables", path, 0)
+    assert "1 of 4 persons lack a column" in capsys.readouterr().out
+    np.testing.assert_array_equal(population.server_data, np.ones((1, 6)))
+    (part,) = population.partitions
+    np.testing.assert_array_equal(part, np.zeros((2, 6)))
+    path.write_text("PUMA,AGEP\n1,2\n", "utf-8")
+    with pytest.raises(federated.DataError, match="Expected a survey file"):
+        federated.population_of("folktables", path, 0)
+
+
+def test_embedded_questions_are_read_by_users(federated, tmp_path):
+    path = tmp_path / "questions.npz"
+    np.savez(path, X=np.eye(4), client=np.array([5, 7, 7, 9]))
+    population = federated.population_of("stackoverflow", path, 0)
+    assert [len(part) for part in population.partitions] == [2, 1]
+    np.testing.assert_array_equal(population.server_data, np.eye(4)[:1])
+    np.savez(path, X=np.eye(4))
+    with pytest.raises(federated.DataError, match="Expected arrays X and client"):
+        federated.population_of("stackoverflow", path, 0)
+
+
+def test_a_stand_in_is_clustered_and_named(experiments, tmp_path):
+    rows = experiments.main(
+        small(
+            "stackoverflow --epsilons 100 --methods FedDP-KMeans", tmp_path / "output"
+        )
+    )
+    assert {row["unit"] for row in rows} == {"client"}
+    text = (tmp_path / "output/stackoverflow.md").read_text("utf-8")
+    assert "stackoverflow (stand-in, not its data)" in text
