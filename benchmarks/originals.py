@@ -15,7 +15,7 @@ start and of the division among two clients, here and there.
 
 feddp: the mixture that the code generates. The run is the seed of data and noise. The
 code takes an epsilon for each step. They are chosen so that all steps together have the
-wanted epsilon by the project's accountant; FedDP's own accountant states it, too.
+wanted epsilon by the project's accountant.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from flower_kmeans.arrays import FloatArray
 from flower_kmeans.errors import RunError
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.calibration import mixture_epsilon, mu_of_budget
+from flower_kmeans.report.curves import interval
 
 ORIGINAL, MENDED = "original", "mended"
 CODES = (ORIGINAL, MENDED)
@@ -353,10 +354,17 @@ def lost(rows: Sequence[Row]) -> float:
     return (mean(rows, "cost") - kmeans) / (one - kmeans)
 
 
+def shown_lost(rows: Sequence[Row]) -> str:
+    """Return the lost gain as text, without the sign of a zero."""
+    text = f"{lost(rows):.3f}"
+    return text if float(text) else text.removeprefix("-")
+
+
 def cost_table(rows: Sequence[Row]) -> str:
     """Return costs of the code with lost gains, and those of all others over them.
 
-    A row is a data set at an epsilon, with the mean of all runs.
+    A row is a data set at an epsilon, with the mean of all runs, and half a 95%
+    interval of the original's.
     """
     found = by_cell(rows)
     methods = tables.unique(row["method"] for row in rows)
@@ -369,12 +377,16 @@ def cost_table(rows: Sequence[Row]) -> str:
             continue
         cost = mean(first, "cost")
         line = [data, f"{epsilon:g}", f"{len(first)}", f"{mean(first, 'kmeans'):.4g}"]
-        line.append(f"{cost:.4g}; {lost(first):.3f}")
+        _, half = interval([row["cost"] for row in first])
+        spread = ""
+        if not math.isnan(half):
+            spread = f" ± {half:.2g}"
+        line.append(f"{cost:.4g}{spread}; {shown_lost(first)}")
         for method in others:
             each = found.get((data, epsilon, method))
             cell = ""
             if each is not None:
-                cell = f"{mean(each, 'cost') / cost:.3f}; {lost(each):.3f}"
+                cell = f"{mean(each, 'cost') / cost:.3f}; {shown_lost(each)}"
             line.append(cell)
         lines.append(line)
     return markdown(head, lines, (0,))

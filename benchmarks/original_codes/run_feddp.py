@@ -124,7 +124,7 @@ def scale_moments(privacy: Any) -> None:
 
 
 def watch_result(utils: Any, seen: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Note centroids, releases and the stated epsilon of the private steps."""
+    """Note centroids and releases of the private steps."""
     evaluate = utils.post_evaluation
 
     def watched(
@@ -136,7 +136,6 @@ def watch_result(utils: Any, seen: dict[str, Any], arrays: dict[str, Any]) -> No
             if centers is None:
                 centers = model.initial_centers
             arrays["centroids"] = np.asarray(centers)
-            seen["stated"] = float(results[when]["Privacy cost"][0])
             seen["releases"] = releases_of(words[0], words[1])
         return evaluated
 
