@@ -656,6 +656,7 @@ LACKS = {
     # Without the fewest clusters, a schedule of the synopsis alone contradicts the rest.
     "min_clusters": "if min_clusters is given",
     "n_clients": f"n_clients is required|{MISSING}",
+    "n_persons": f"n_persons is required|{MISSING}",
     "clip": "Expected a clip with unit='client'",
     "clips": f"Expected clips.*unit='client'|{MISSING}",
 }
