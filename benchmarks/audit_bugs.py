@@ -20,6 +20,7 @@ from audit_runs import KNOWN_KEY, Answers, IntArray, Score, Views, log_likelihoo
 from scipy.special import log_ndtr
 
 from flower_kmeans.algorithms import (
+    ConstrainedLloydAlgorithm,
     FastLloydAlgorithm,
     Query,
     Statistic,
@@ -330,6 +331,16 @@ def _short_norms() -> Context:
 def _one_column() -> Context:
     """Sixteen columns of a record's sums are accounted for as one."""
     return mock.patch.object(SuLloydAlgorithm, "_columns", ((1.0, 1),))
+
+
+@planted("moved records not counted", Cell("ConstrainedLloyd", "trusted-server"))
+def _one_record() -> Context:
+    """Noise of sums covers the record that comes, and not those that it moves."""
+
+    def of_one(own: ConstrainedLloydAlgorithm, number: int) -> float:
+        return own.domain.l2_bound(own.fraction_bits)
+
+    return mock.patch.object(ConstrainedLloydAlgorithm, "_sum_sensitivity", of_one)
 
 
 @planted(

@@ -6,19 +6,22 @@ every release by as much as the plan allows, in nearly every round. For sums and
 moments it is a record in a corner or on the sphere. For FastLloyd it is a record at the
 radius of the round from a centroid that many other records hold in place. A protected
 person has some equal records. For SynopsisKMeans it is a
-record far from the cells that other records hold in place. A protected client has so
-many equal records that it is clipped in every release. Relative sums, and a cost beside
-them, change most if the centroids are held a radius away.
+record far from the cells that other records hold in place. For ConstrainedLloyd it
+takes the slot of another record, and moves a third one between clusters. A protected
+client has so many equal records that it is clipped in every release. Relative sums, and
+a cost beside them, change most if the centroids are held a radius away.
 """
 
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans import Ball, Box, PrivacyBudget, strategies
+from flower_kmeans.algorithms.numerics.column_groups import ColumnGroups
 from flower_kmeans.arrays import FloatArray
 from flower_kmeans.strategies import KMeansStrategy
 
@@ -46,6 +49,10 @@ PAPER = "paper, two rounds"  # no relocation: each round's radius is the sensiti
 RANGES = "ranges"
 # FastLloyd with so few records that its sums are weighted by nearness
 WEIGHTED = "weighted"
+# ConstrainedLloyd with the nearest slots of each cluster, which may share slots
+NEAREST = "nearest"
+# SynopsisKMeans with products of columns and groups of columns, as in long messages
+GROUPS = "groups"
 
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
@@ -67,7 +74,15 @@ SEES = {
 SHARED = ("distributed-noise", "clients-only")
 _ALL = ("oblivious-server", *SHARED, "trusted-server")
 TRUSTS = dict.fromkeys(
-    ("FastLloyd", "GLloyd", "PEMeans", "HDPEMeans", "SynopsisKMeans"), _ALL
+    (
+        "FastLloyd",
+        "GLloyd",
+        "PEMeans",
+        "HDPEMeans",
+        "SynopsisKMeans",
+        "ConstrainedLloyd",
+    ),
+    _ALL,
 ) | {
     "SuLloyd": ("oblivious-server", "trusted-server"),
     "FedDPKMeans": ("distributed-noise", "trusted-server"),
@@ -89,6 +104,8 @@ Weights come before noise and shares, so they do not depend on the trust model.
 """
 
 
+RECORDS_ALONE = ("ConstrainedLloyd",)
+"""Strategies that protect records, and neither clients nor persons."""
 WITH_RANGES = ("FastLloyd", "GLloyd", "SynopsisKMeans")
 """Strategies with attacks on a run that begins with ranges of columns."""
 TIGHTEN = 0.1  # of mu^2 for the ranges
@@ -169,13 +186,16 @@ class Setting:
 def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
     """Return every strategy under every trust model that it allows, for records and clients.
 
-    And each strategy once for persons.
+    And each strategy once for persons. ConstrainedLloyd protects records alone.
     """
     both = ("distributed-noise", "trusted-server")
     found = []
     for epsilon, unit in product(epsilons, ("record", "client")):
         places = [
-            (strategy, trust, "") for strategy in TRUSTS for trust in TRUSTS[strategy]
+            (strategy, trust, "")
+            for strategy in TRUSTS
+            for trust in TRUSTS[strategy]
+            if unit == "record" or strategy not in RECORDS_ALONE
         ]
         places.append(("FedDPKMeans", "trusted-server", "laplace"))
         if unit == "record":
@@ -185,6 +205,15 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
                 for trust in ("oblivious-server", "trusted-server")
             ]
             places += [("SuLloyd", trust, COLUMNS) for trust in TRUSTS["SuLloyd"]]
+            places += [
+                (strategy, trust, variant)
+                for strategy, variant in (
+                    ("ConstrainedLloyd", NEAREST),
+                    ("ConstrainedLloyd", MEANS),
+                    ("SynopsisKMeans", GROUPS),
+                )
+                for trust in both
+            ]
         for variant in (BELOW, BEYOND):
             places.append(("GLloyd", "clients-only", variant))
             places.append(("FedDPKMeans", "distributed-noise", variant))
@@ -276,12 +305,15 @@ def _with_ranges(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> 
 
     The range of each column goes from two bins with 20,000 records each to a bin with
     2,000. So the first 40,000 keep both centroids far from the upper corner.
+    SynopsisKMeans has long radii where noise is small, so the last bin is farther away.
     """
+    n_bins = 60 if cell.strategy == "SynopsisKMeans" else 8
     domain = Box([-1.0] * 2, [1.0] * 2, tighten=TIGHTEN)
     fine = 2 / 1024
     low = -0.5 + 0.2 * fine
     places = [[low] * 2, [low - fine] * 2]
-    held = np.concatenate([_held(places, 20_000), _held([[low + 8 * fine] * 2], 2_000)])
+    last = [[low + n_bins * fine] * 2]
+    held = np.concatenate([_held(places, 20_000), _held(last, 2_000)])
     if cell.strategy != "SynopsisKMeans":
         options |= {"n_rounds": 2, "initial": places}
     strategy = getattr(strategies, cell.strategy)(
@@ -403,7 +435,56 @@ def _pe_means(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Set
     return _setting(cell, strategy, _few(d), _sphere(d))
 
 
+def _constrained(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
+    """Let the target take the slot of another record of a client whose slots are full.
+
+    Which record leaves its slot follows from a public hash of the seed and the records.
+    """
+    if cell.variant:
+        return _constrained_nearest(cell, budget, options)
+    # The clients' records hold centroids at both ends of a line, and half of the slots
+    # belong to each. A third record lies in the middle, at the far corner. The record
+    # that leaves lies on one side of the middle, and the target on the other. So the
+    # third record changes its cluster, and both sums change by a diagonal. Sums have
+    # 0.99 of mu^2 in so many columns.
+    d, each, aside = 64, 2000, 0.02
+    line = np.tile([1.0, -1.0], d // 2)
+    ends = [0.5 * line, -0.5 * line]
+    held = _held(ends, each)
+    corner = np.full(d, 1.0 - aside)
+    middle = -corner
+    leaves = corner - aside * line
+    first = np.concatenate([_held(ends, each - 1), [middle, leaves]])
+    options |= {"n_rounds": 2, "initial": ends, "seed": 2}
+    options |= _of_slots(2 * each, max_size=N_CLIENTS * each)
+    strategy = strategies.ConstrainedLloyd(2, _box(d), budget, **options)
+    return Setting(strategy, [first, held, held], np.array([corner + aside * line]))
+
+
+def _constrained_nearest(
+    cell: Cell, budget: PrivacyBudget, options: dict[str, Any]
+) -> Setting:
+    """Let the target be the nearest of all slots to both clusters, at a client far away."""
+    n_slots = 2000
+    options |= {"assignment": "non-exclusive", "n_rounds": 3, "seed": 1}
+    options |= {"initial": [[0.5, 0.5], [0.4, 0.4]]}
+    if cell.variant == MEANS:
+        options["aggregation"] = "amn"
+    options |= _of_slots(n_slots)
+    strategy = strategies.ConstrainedLloyd(2, _box(2), budget, **options)
+    others = np.ones((n_slots, 2))
+    return Setting(strategy, [-others, others, others], np.ones((1, 2)))
+
+
+def _of_slots(n_slots: int, **more: int) -> dict[str, int]:
+    """Return the options that give every client so many slots, and half of them a cluster."""
+    n_records = N_CLIENTS * n_slots
+    return {"n_records": n_records, "min_size": n_records // 2, **more}
+
+
 def _synopsis(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
+    if cell.variant == GROUPS:
+        return _synopsis_groups(cell, budget, options)
     # All others are near one point, and so are the cells: the record is a radius away,
     # or more.
     records = _few(3, 2_000, 0.02)
@@ -415,7 +496,35 @@ def _synopsis(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Set
     return _setting(cell, strategy, records, np.full((1, 3), 3**-0.5))
 
 
+def _synopsis_groups(
+    cell: Cell, budget: PrivacyBudget, options: dict[str, Any]
+) -> Setting:
+    """Let messages be so short that groups of columns stand for columns.
+
+    All columns of a group have the same signed value in the target, so that no record
+    has longer numbers.
+    """
+    d = 40
+    records = _few(d, 2_000, 0.02)
+    with mock.patch("flower_kmeans.strategies.kmeans.most_words", return_value=16 * d):
+        strategy = strategies.SynopsisKMeans(
+            2, _ball(d), budget, **_sized(cell, options, len(records))
+        )
+    algorithm: Any = strategy.algorithm
+    groups = ColumnGroups(
+        algorithm.domain,
+        algorithm.fraction_bits,
+        algorithm.schedule.n_groups,
+        algorithm.seed,
+    )
+    # One record for each column, which alone is not 0, shows the column's sign.
+    of_columns = groups.numbers(2.0**20 * np.eye(d))
+    signs = np.sign(of_columns.sum(axis=1, keepdims=True))
+    return _setting(cell, strategy, records, signs.T / np.sqrt(d))
+
+
 _SETTINGS: dict[str, Any] = {
+    "ConstrainedLloyd": _constrained,
     "FastLloyd": _fastlloyd,
     "GLloyd": _lloyd,
     "SuLloyd": _lloyd,

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from audit_bounds import epsilon_lower_bound, mu_lower_bound
@@ -39,7 +39,7 @@ class Line:
     # part of the plan's cost that the neighbours attain in the recorded runs
     attained: float
     threshold: float  # a score above it is the guess that the target is there
-    tpr: float  # of the repetitions
+    tpr: float  # of the counted runs
     fpr: float
     confidence: float
     mu_bound: float  # lower bounds of that confidence
@@ -92,40 +92,103 @@ def attack(
             (there, float(score(answers, views)[0])) for there, (_, views) in whole
         ]
         attained = float(np.mean([answers.attained(views) for _, (_, views) in whole]))
-    true, false, n = (
-        int((high > threshold).sum()),
-        int((low > threshold).sum()),
-        len(low),
-    )
-    counts = (true, n, false, n)
-    if gaussian:
-        mu_bound = mu_lower_bound(*counts, effort.confidence)
-        bound = epsilon_of_mu(mu_bound, DELTA)
-    else:
-        mu_bound = np.nan
-        bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
-    claimed = answers.epsilon
     # Other scores may be counts of what is rare, whose spread says nothing of single
     # runs.
     sigmas = float(_sigmas(marks, low, high)) if score is log_likelihood else math.nan
-    verdict = ABOVE if bound > claimed else BELOW
-    return Line(
-        delta=DELTA,
-        mu=np.nan if answers.mu is None else answers.mu,
-        claimed_epsilon=claimed,
+    line = _line(cell, answers, (low, high), threshold, effort.confidence)
+    return replace(
+        line,
         recorded=len(marks),
         recorded_right=sum(bool(mark > threshold) == there for there, mark in marks),
         sigmas=sigmas,
         attained=attained,
+        verdict=DIFFERENT if sigmas > FEWEST_SIGMAS else line.verdict,
+        seconds=time.monotonic() - began,
+    )
+
+
+def attack_whole(
+    cell: Cell,
+    runs: int,
+    confidence: float = Effort().confidence,
+    *,
+    pilot: int = 2_000,
+    patch: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Line:
+    """Run the strategy ``runs`` times with the target and as often without, and guess each run.
+
+    Every guess is of a whole run with its queries, by the exact likelihood ratio. Where
+    not all noise is Gaussian the threshold is the best one of ``pilot`` repetitions of
+    answers and noise.
+    """
+    began = time.monotonic()
+    threshold = 0.0
+    with patch():
+        setting = setting_of(cell)
+        answers = Answers(setting)
+        if answers.mu is None:
+            queries, _ = recorded(setting, False)
+            tried = repeated(answers, queries, pilot, at_once=True)
+            effort = Effort(runs, confidence=confidence)
+            threshold = _chosen(answers, effort, log_likelihood, tried)
+        marks = {False: np.empty(runs), True: np.empty(runs)}
+        attained = []
+        for turn in range(runs):
+            # Both take turns, so whatever changes with time is the same for both.
+            for present, scores in marks.items():
+                _, views = recorded(setting, present, replay=turn == 0)
+                scores[turn] = log_likelihood(answers, views)[0]
+                attained.append(answers.attained(views))
+    low = marks[False]
+    high = marks[True]
+    line = _line(cell, answers, (low, high), threshold, confidence)
+    right = int((high > threshold).sum()) + int((low <= threshold).sum())
+    return replace(
+        line,
+        recorded=2 * runs,
+        recorded_right=right,
+        attained=float(np.mean(attained)),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _line(
+    cell: Cell,
+    answers: Answers,
+    scores: tuple[FloatArray, FloatArray],
+    threshold: float,
+    confidence: float,
+) -> Line:
+    """Return the bounds that follow from the scores without the target, and with it."""
+    low, high = scores
+    n = len(low)
+    true = int((high > threshold).sum())
+    false = int((low > threshold).sum())
+    counts = (true, n, false, n)
+    if answers.mu is None:
+        mu_bound = math.nan
+        bound = epsilon_lower_bound(*counts, DELTA, confidence)
+    else:
+        mu_bound = float(mu_lower_bound(*counts, confidence))
+        bound = epsilon_of_mu(mu_bound, DELTA)
+    claimed = answers.epsilon
+    return Line(
+        delta=DELTA,
+        mu=math.nan if answers.mu is None else answers.mu,
+        claimed_epsilon=claimed,
+        recorded=0,
+        recorded_right=0,
+        sigmas=math.nan,
+        attained=math.nan,
         threshold=float(threshold),
         tpr=true / n,
         fpr=false / n,
-        confidence=effort.confidence,
-        mu_bound=float(mu_bound),
+        confidence=confidence,
+        mu_bound=mu_bound,
         epsilon_bound=bound,
         ratio=bound / claimed if claimed else math.nan,
-        verdict=DIFFERENT if sigmas > FEWEST_SIGMAS else verdict,
-        seconds=time.monotonic() - began,
+        verdict=ABOVE if bound > claimed else BELOW,
+        seconds=0.0,
         adversary=cell.sees,
     )
 
@@ -133,15 +196,16 @@ def attack(
 def _chosen(
     answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]
 ) -> float:
-    """Return the threshold that gives the best bound on epsilon."""
+    """Return the threshold that gives the best bound on epsilon to so many repetitions."""
     low, high = (score(answers, each) for each in views)
-    n = len(low)
+    n = effort.repetitions
     # Noise that is not Gaussian puts many scores on a few values: thresholds lie just
     # below.
     candidates = np.unique(np.quantile(high, np.linspace(0.3, 0.98, 69))) - 1e-6
 
     def bound(threshold: float) -> float:
-        true, false = int((high > threshold).sum()), int((low > threshold).sum())
+        true = round(n * (high > threshold).mean())
+        false = round(n * (low > threshold).mean())
         return epsilon_lower_bound(true, n, false, n, DELTA, effort.confidence)
 
     return float(max(candidates, key=bound))

@@ -68,10 +68,12 @@ class Answers:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.algorithm, self.plan = setting.strategy.algorithm, setting.strategy.plan
-        by_client = self.plan.budget.protects_clients
+        # One assignment covers all slots of a client. What is neither assigned so nor
+        # clipped adds up record by record, so equal records need be asked once.
+        inner = tightened.innermost(self.algorithm)
+        self.assigns_all = inner.needs_all_records
+        by_client = self.plan.budget.protects_clients or self.assigns_all
         self._target = self._weighed(setting.target)
-        # What is not clipped adds up record by record, so equal records need be asked
-        # once.
         parts = (
             setting.background if by_client else [np.concatenate(setting.background)]
         )
@@ -118,6 +120,9 @@ class Answers:
 
     def change(self, query: Query) -> IntArray:
         """Return the target's change of the sum."""
+        if self.assigns_all:
+            first, *_ = self.setting.partitions(present=True)
+            return self._answer(query, first) - self.without(query, own=True)
         total = np.zeros(self.algorithm.layout(query.round).n_words, dtype=np.int64)
         for weight, rows in self._target:
             total += weight * self._answer(query, rows)
@@ -389,17 +394,25 @@ class _Record:
             yield
 
 
-def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
-    """Run the strategy over its clients, and return the queries and the adversary's view."""
+def recorded(
+    setting: Setting, present: bool, *, replay: bool = True
+) -> tuple[list[Query], Views]:
+    """Run the strategy over its clients, and return the queries and the adversary's view.
+
+    The states of the run are computed again from the sums, and must be the same.
+    ``replay=False`` takes those of the run, which saves the time.
+    """
     record, answers = _Record(setting), Answers(setting)
     with record.recording():
         partitions = setting.partitions(present)
         simulate(setting.strategy, partitions, persons=setting.persons(present))
     state, queries, residuals, changes = answers.start(), [], [], []
     for number in range(1, answers.algorithm.n_rounds + 1):
-        for name, array in record.states[number].arrays.items():
-            if not np.array_equal(array, state.arrays[name]):
+        own = record.states[number]
+        for name, array in own.arrays.items():
+            if replay and not np.array_equal(array, state.arrays[name]):
                 raise RuntimeError("The states of the run are not those of the replay.")
+        state = own
         total, query = record.sums[number], answers.algorithm.query(state)
         if setting.alone:
             seen = record.guesses[number] - answers.without(query, own=True)
@@ -411,7 +424,8 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
         queries.append(query)
         residuals.append(seen)
         changes.append(answers.change(query))
-        state = answers.after(state, total)
+        if replay and number < answers.algorithm.n_rounds:
+            state = answers.after(state, total)
     return queries, Views(
         np.concatenate(residuals)[None], np.concatenate(changes)[None]
     )
@@ -435,7 +449,8 @@ def repeated(
             for each in zip(*by_run, strict=True)
         ]
     inner = tightened.innermost(answers.algorithm)
-    if isinstance(inner, LloydFamily):  # updates are cheap
+    # Updates are cheap, but not the assignment of all slots of a client.
+    if isinstance(inner, LloydFamily) and not answers.assigns_all:
         views = _following(answers, drawn)
     else:
         unknown = np.concatenate([each for each, _ in drawn], axis=1)

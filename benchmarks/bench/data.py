@@ -12,6 +12,7 @@
 | ``ablation_K_D_PERCENT`` | `families.ablation` with a degree of separation PERCENT / 100 |
 | ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
 | a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
+| a name of `published.SETS` | the same, or the files of their publishers |
 | ``FILE.npz:K`` | any other file, to be divided into K clusters |
 """
 
@@ -26,7 +27,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from bench import families
+from bench import families, published
 from flower_kmeans.arrays import FloatArray, LabelArray
 from flower_kmeans.data import generators
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -35,6 +36,7 @@ from flower_kmeans.extras import require
 FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100}
 FILES |= {"adult": 3, "unbalance": 8}
 FILES |= {f"g2mg_{d}_30": 2 for d in (2, 4, 16, 128)}
+FILES |= {name: each.n_clusters for name, each in published.SETS.items()}
 """Names of files in the directory, and their numbers of clusters."""
 SUBSETS = {"birch2": 25_000}
 """Files from which the papers use a random sample, and its size. It is always the same."""
@@ -130,7 +132,7 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
         return {"bundled": True}
     path, n_clusters = _file_of(given, directory)
     if path is None or not path.is_file():
-        return None
+        return _published_identity(given, directory)
     with path.open("rb") as file:
         # The content identifies the data. The path may differ between machines.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -160,9 +162,7 @@ def load(given: str, directory: Path | None = None) -> Data:
         return _data(given, bunch.data, len(bunch.target_names), note, bunch.target)
     path, n_clusters = _file_of(given, directory)
     if path is None or not path.is_file():
-        raise ConfigurationError(
-            f"Expected {given}.npz in --data-dir. Got {directory} instead, where it is not."
-        )
+        return _load_published(given, directory)
     with _opened(path) as stored:
         if "X" not in stored or stored["X"].ndim != 2:
             raise DataError(
@@ -183,6 +183,36 @@ def load(given: str, directory: Path | None = None) -> Data:
         )
         records, labels = records[keep], None if labels is None else labels[keep]
     return _data(name_of(given), records, n_clusters, note, labels)
+
+
+def _published_identity(name: str, directory: Path | None) -> dict[str, Any] | None:
+    """Return the properties that identify the publisher's files, or ``None``."""
+    if name not in published.SETS:
+        return None
+    each = published.SETS[name]
+    paths = each.paths(directory)
+    if paths is None:
+        return None
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return {"clusters": each.n_clusters, "sha256": digest.hexdigest()}
+
+
+def _load_published(name: str, directory: Path | None) -> Data:
+    files = ""
+    if name in published.SETS:
+        each = published.SETS[name]
+        paths = each.paths(directory)
+        if paths is not None:
+            table = each.table(paths)
+            note = f"the publisher's files; {each.note}".removesuffix("; ")
+            return _data(name, table.records, each.n_clusters, note, table.classes)
+        files = f", or {', '.join(each.files)}"
+    raise ConfigurationError(
+        f"Expected {name}.npz{files} in --data-dir. Got {directory} instead, where it is "
+        "not."
+    )
 
 
 def _file_of(given: str, directory: Path | None) -> _File:

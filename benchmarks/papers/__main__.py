@@ -2,8 +2,10 @@
 
 Without a paper it lists the papers, with one its items. ``--quick`` makes an item in
 seconds to a few minutes, on data that need no file. ``--data-dir`` has the public data
-sets. Options after ``--`` go to the script. ``--write`` makes the pages
-docs/tables/papers/NAME.md.
+sets. Options after ``--`` go to the script. ``--record`` writes the item's numbers to
+rows/PAPER.csv, with date and commit, and the pages again. ``--write`` makes the pages
+docs/tables/papers/NAME.md from the rows, after it took over the rows of the other
+tables of docs/tables.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 
 from benchmarks.papers.items import DATA_DIR, KINDS, ROOT, Item, Paper, papers
 from benchmarks.papers.page import write
+from benchmarks.papers.record import output_of, record, take_over
 
 
 def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -24,6 +27,7 @@ def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{kind}", metavar="NUMBER")
     parser.add_argument("--quick", action="store_true", help="show that it works")
     parser.add_argument("--data-dir", metavar="DIR", help="directory of NAME.npz files")
+    parser.add_argument("--record", action="store_true", help="write the item's rows")
     parser.add_argument("--write", action="store_true", help="write the pages")
     return parser
 
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.write:
         for paper in found.values():
+            take_over(paper)
             print(write(paper).relative_to(ROOT))
         return 0
     if options.paper is None:
@@ -88,11 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         item = paper.item(*wanted[0])
         words = words_of(item, options.quick, options.data_dir)
+        if options.record:
+            words += ["--output", str(output_of(paper, item, options.quick))]
     except (KeyError, ValueError) as error:
         parser.error(str(error.args[0]))
     command = [sys.executable, *words, *further]
     print(shlex.join(["python", *command[1:]]), flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code == 0 and options.record:
+        print(record(paper, item), "rows of", item.name)
+        write(paper)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """The items of the papers: what is printed there, and the command that makes it here."""
 
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.rows import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("items.toml")
 KINDS = ("figure", "table", "theorem", "algorithm")
 DATA_DIR = "DIR"
 """The word of a command in whose place the directory of data sets is put."""
+_NUMBER = re.compile(r"\d[.,]\d")
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,16 @@ class Item:
     printed : str
         The numbers in the paper, or a summary.
     ours : str
-        The numbers here, with a link to their page.
+        Words on what is here, with a link to its page. Numbers come from the rows.
     why : str
         The reason for a difference, or for a missing command.
+    missing : tuple of str
+        Data sets that were not at hand. `bench.data` reads them from a directory.
+    beside : tuple of (str, str, str), or empty
+        Two names in the rows' quantities, and "less" or "more": the page counts in how
+        many pairs of rows the first has less, or more, than the second.
+    tables : tuple of Selection
+        Where the rows come from.
     """
 
     kind: str
@@ -46,6 +58,9 @@ class Item:
     printed: str = ""
     ours: str = ""
     why: str = ""
+    missing: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    tables: tuple[Selection, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,10 +110,26 @@ def papers(file: Path = FILE) -> dict[str, Paper]:
     """
     found = {}
     for name, table in tomllib.loads(file.read_text("utf-8")).items():
-        items = tuple(Item(**entry) for entry in table["items"])
+        items = tuple(_item(entry) for entry in table["items"])
         _check(name, items)
         found[name] = Paper(name, table["title"], table.get("note", ""), items)
     return found
+
+
+def _item(entry: Mapping[str, Any]) -> Item:
+    given = dict(entry)
+    selections = [_selection(each) for each in given.pop("tables", ())]
+    for name in ("missing", "beside"):
+        given[name] = tuple(given.get(name, ()))
+    return Item(**given, tables=tuple(selections))
+
+
+def _selection(entry: Mapping[str, Any]) -> Selection:
+    given = dict(entry)
+    for name in ("keys", "columns", "brackets"):
+        if name in given:
+            given[name] = tuple(given[name])
+    return Selection(**given)
 
 
 def _check(paper: str, items: Sequence[Item]) -> None:
@@ -115,4 +146,9 @@ def _check(paper: str, items: Sequence[Item]) -> None:
         if not item.is_made and not item.why:
             raise ValueError(
                 f"Expected the reason why nothing makes {paper}, {item.name}. Got none."
+            )
+        if item.tables and _NUMBER.search(item.ours):
+            raise ValueError(
+                f"Expected numbers of {paper}, {item.name}, in its rows alone. "
+                f"Got {item.ours!r}."
             )

@@ -563,8 +563,8 @@ class SynopsisAlgorithm(base.Algorithm):
         n_groups = schedule.n_groups
         if n_groups and not (schedule.moments and FEWEST_GROUPS <= n_groups < d):
             raise ConfigurationError(
-                f"Expected n_groups of 0, or with moments=true between {FEWEST_GROUPS} and "
-                f"{d - 1}, fewer than the columns. Got {n_groups} with "
+                f"Expected n_groups of 0, or with moments=true at least {FEWEST_GROUPS} and "
+                f"fewer than the {d} columns. Got {n_groups} with "
                 f"moments={schedule.moments}."
             )
 

@@ -208,7 +208,7 @@ LEAST_FACTOR = 1.0
 """Least radius rho, in root mean squares of the lengths that it clips."""
 
 MOST_FACTOR = 2.6
-"""Largest radius rho by this formula."""
+"""Largest radius rho of cells."""
 
 FACTOR_START = 0.7
 """Radius rho at the signal s = 1."""
@@ -217,10 +217,13 @@ FACTOR_GROWTH = 0.3
 """Growth of rho with the logarithm of s."""
 
 FREE_FACTOR = 0.01
-"""Radius rho over the signal s, where this is longer: its noise costs about 0.001."""
+"""Radius rho of refinements over the signal s, if that is longer: it costs about 0.001."""
 
 LONGEST_FACTOR = 20.0
-"""Largest radius rho at any signal. Shorter offsets lose nothing by rounding."""
+"""Largest radius rho of refinements at any signal."""
+
+STEPS_PER_FACTOR = 2.0**-6
+"""This radius rho over the steps of a radius: a root mean square has 64 steps or more."""
 
 LEAST_SIGNAL = 0.1
 """Least signal s in the formula of rho."""

@@ -41,6 +41,7 @@ from flower_kmeans.algorithms.synopsis_constants import (
     RADIUS_FACTOR,
     REAL_BITS,
     SMALLEST,
+    STEPS_PER_FACTOR,
 )
 from flower_kmeans.arrays import FloatArray, IntArray
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -205,18 +206,31 @@ class Setting:
 
     @property
     def factor(self) -> float:
-        """rho, a radius over the root mean square of the lengths that it clips ("Cells").
+        """rho, a cell's radius over the root mean square of its lengths ("Cells").
 
-        It is larger with less noise. Where noise costs next to nothing, hardly any
-        offset is clipped: clipping moves the mean of a cluster with a heavy tail.
+        It is larger with less noise.
         """
+        grown = FACTOR_START + FACTOR_GROWTH * float(logarithm(np.array(self._signal)))
+        return min(MOST_FACTOR, max(LEAST_FACTOR, grown))
+
+    @property
+    def refinement_factor(self) -> float:
+        """Rho of the refinement rounds, which is longer where noise is small ("Refinement").
+
+        Where noise costs next to nothing, hardly any offset is clipped: clipping moves
+        the mean of a cluster with a heavy tail. Radii of cells stay short, because the
+        noise of a cell's variance grows with the square of its radius.
+        """
+        # In a long radius offsets would have too few steps of a coarse grid.
+        most = min(LONGEST_FACTOR, STEPS_PER_FACTOR * 2.0**self.fraction_bits)
+        free = min(FREE_FACTOR * self._signal, most)
+        return max(self.factor, free)
+
+    @property
+    def _signal(self) -> float:
+        """s, within limits. It is finite even without noise, where S is infinite."""
         share = self.strength / (self.n_clusters * math.sqrt(self.n_features))
-        # The signal is finite even without noise, where the strength is infinite.
-        signal = min(max(share, LEAST_SIGNAL), MOST_SIGNAL)
-        grown = FACTOR_START + FACTOR_GROWTH * float(logarithm(np.array(signal)))
-        grown = min(MOST_FACTOR, max(LEAST_FACTOR, grown))
-        free = min(FREE_FACTOR * signal, LONGEST_FACTOR)
-        return max(grown, free)
+        return min(max(share, LEAST_SIGNAL), MOST_SIGNAL)
 
     @property
     def clear_size(self) -> float:
@@ -231,7 +245,7 @@ class Setting:
 
         ``mean_square`` is the mean squared distance to the centroids, in D^2.
         """
-        length = RADIUS_FACTOR * self.factor * math.sqrt(mean_square)
+        length = RADIUS_FACTOR * self.refinement_factor * math.sqrt(mean_square)
         radius = math.floor(min(1.0, length) * self.longest)
         return min(max(radius, 1), self.largest_radius)
 

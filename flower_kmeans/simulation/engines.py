@@ -104,9 +104,10 @@ def simulate(
         type (docs/own-data.md, "What load_data may return"). A client can have no
         records. The engine "in-process" also takes the types that `register_kmeans`
         lists for larger records, and Ray takes references to arrays and tables
-        (``ray.ObjectRef``). Arrays may be read in place, so nobody may change them
-        during the run. A strategy without ``n_clients`` and ``min_clients`` takes
-        their defaults from the number of partitions.
+        (``ray.ObjectRef``). Arrays are checked once and may be read in place, so
+        ``on_round`` and other threads must not change them during the run. A strategy
+        without ``n_clients`` and ``min_clients`` takes their defaults from the number
+        of partitions.
 
         A callable gets the partition id and returns the records. It is called where and
         as often as they are read: on Ray on the workers, for example to read storage that

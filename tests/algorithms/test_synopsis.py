@@ -208,7 +208,7 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     left = 0.0162 - (1000 * 0.003125 + 2000 / 64) / 5000
     assert real(state, "mean_square")[0] == pytest.approx(left)
     assert state.arrays["radius"][0] == int(
-        0.9 * algorithm._setting.factor * np.sqrt(left) * 2**16
+        0.9 * algorithm._setting.refinement_factor * np.sqrt(left) * 2**16
     )
     # Few records cannot move a centroid as far as they would have it.
     algorithm, state = refined({"sums": [[1.0, 0], [0, 0]], "counts": [-5.0, 2000.0]})

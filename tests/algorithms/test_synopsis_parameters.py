@@ -201,7 +201,9 @@ def test_a_document_names_the_groups():
     narrow = build(3, Ball(1.0, [0.0] * 30), n_records=10**6)
     config = algorithm_to_config(narrow)
     config["schedule"]["n_groups"] = 30
-    with pytest.raises(ConfigurationError, match="between 16 and 29"):
+    with pytest.raises(
+        ConfigurationError, match="at least 16 and fewer than the 30 columns"
+    ):
         algorithm_from_config(config, narrow.domain, narrow.budget)
 
 

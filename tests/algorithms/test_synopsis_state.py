@@ -123,22 +123,32 @@ def test_directions_that_are_not_live_are_zeros():
 
 @pytest.mark.claim("guarantees", "22")
 @pytest.mark.parametrize(
-    ("signal", "factor"),
+    ("signal", "of_cells", "of_refinements"),
     [
-        (0.0, 1.0),
-        (1.0, 1.0),
-        (100.0, 0.7 + 0.3 * np.log(100)),
-        # From here on the formula with a logarithm gives less.
-        (250.0, 2.5),
-        (255.0, 2.55),
-        (1000.0, 10.0),
-        (5000.0, 20.0),
-        (np.inf, 20.0),
+        (0.0, 1.0, 1.0),
+        (1.0, 1.0, 1.0),
+        (100.0, 0.7 + 0.3 * np.log(100), 0.7 + 0.3 * np.log(100)),
+        # From here on the formula with a logarithm gives less to refinements.
+        (250.0, 0.7 + 0.3 * np.log(250), 2.5),
+        (1000.0, 2.6, 10.0),
+        (5000.0, 2.6, 20.0),
+        (np.inf, 2.6, 20.0),
     ],
 )
-def test_radii_are_longer_with_less_noise_within_limits(signal, factor):
-    strength = 6 * signal
-    assert setting(strength=strength).factor == pytest.approx(factor)
+def test_radii_are_longer_with_less_noise_within_limits(
+    signal, of_cells, of_refinements
+):
+    found = setting(strength=6 * signal)
+    assert found.factor == pytest.approx(of_cells)
+    assert found.refinement_factor == pytest.approx(of_refinements)
+
+
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize(("q", "factor"), [(4, 2.6), (8, 4.0), (10, 16.0), (11, 20.0)])
+def test_a_coarse_grid_has_no_long_radii(q, factor):
+    """A root mean square keeps 64 steps, or those of the radii of cells."""
+    found = setting(strength=np.inf, fraction_bits=q)
+    assert found.refinement_factor == factor
 
 
 @pytest.mark.claim("guarantees", "22")

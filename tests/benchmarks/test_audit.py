@@ -17,6 +17,7 @@ from bench.harness import Options, plan_of
 from flower_kmeans import strategies
 from flower_kmeans.algorithms.sensitivity import sensitivities
 from flower_kmeans.data import weights
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise
@@ -40,11 +41,11 @@ def parts(audit):
     return SimpleNamespace(**audit.attack.__globals__)
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(
     audit, parts
 ):
-    """And once for persons."""
+    """And once for persons. ConstrainedLloyd protects records alone."""
     cells = audit.cells()
     listed = {
         (cell.strategy, cell.trust, cell.unit)
@@ -56,8 +57,7 @@ def test_every_private_strategy_is_audited_under_every_trust_model_for_both_unit
         name: parts.setting_of(parts.Cell(name, "trusted-server")).strategy
         for name in strategies.__all__
         if issubclass(getattr(strategies, name), KMeansStrategy)
-        # What a record changes under ConstrainedLloyd is enumerated in its own tests.
-        if name not in ("KMeansStrategy", "Lloyd", "ConstrainedLloyd")
+        if name not in ("KMeansStrategy", "Lloyd")
     }
     wanted = {
         (name, trust.name, unit)
@@ -65,10 +65,14 @@ def test_every_private_strategy_is_audited_under_every_trust_model_for_both_unit
         for trust in TRUST_MODELS.values()
         if trust.objection(strategy.algorithm, strategy.plan) is None
         for unit in ("record", "client")
+        if unit == "record" or name != "ConstrainedLloyd"
     }
-    assert len(wanted) == 48
+    assert len(wanted) == 52
     assert listed == wanted
-    assert of_persons == made.keys()
+    assert of_persons == made.keys() - {"ConstrainedLloyd"}
+    for unit in ("client", "person"):
+        with pytest.raises(ConfigurationError, match="unit='record'"):
+            parts.setting_of(parts.Cell("ConstrainedLloyd", "trusted-server", unit))
 
 
 CELLS = """
@@ -101,6 +105,11 @@ FedDPKMeans trusted-server person relative
 GLloyd trusted-server record ranges
 FastLloyd oblivious-server record ranges
 SynopsisKMeans trusted-server record ranges
+SynopsisKMeans trusted-server record groups
+ConstrainedLloyd trusted-server record
+ConstrainedLloyd oblivious-server record
+ConstrainedLloyd distributed-noise record nearest
+ConstrainedLloyd clients-only record means
 """.strip().splitlines()
 ATTACKED = [CELLS[0], CELLS[1], CELLS[5], CELLS[6]]
 
@@ -115,6 +124,7 @@ def cell_of(parts, text):
     "FastLloyd oblivious-server record",
     "SynopsisKMeans distributed-noise record",
     "GLloyd trusted-server record ranges",
+    "ConstrainedLloyd distributed-noise record nearest",
 )
 @pytest.mark.parametrize("text", CELLS)
 def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
@@ -146,7 +156,9 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
         )
         changes = np.broadcast_to(having.change, having.residual.shape)
         np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
-    assert 0.97 < answers.attained(absent) <= 1 + 1e-9
+    # Two clusters whose sums change most keep their sizes.
+    least = 0.95 if text.startswith("ConstrainedLloyd") else 0.97
+    assert least < answers.attained(absent) <= 1 + 1e-9
     if cell.variant == "ranges":
         ranges, *_ = answers.plan.releases
         _, words, scale = answers.laws[0]
@@ -186,12 +198,35 @@ def test_variants_are_what_they_are_called(parts):
         assert ranges.cost**2 == pytest.approx(0.1 * plan.mu**2)
     (sums, _), *_ = answers_of("SuLloyd trusted-server record columns").plan.rounds
     assert sums.parts == ((1.0, 16),)
+    schedule = answers_of(
+        "SynopsisKMeans trusted-server record groups"
+    ).algorithm.schedule
+    assert (schedule.moments, schedule.n_groups) == (True, 16)
+    nearest = answers_of("ConstrainedLloyd trusted-server record nearest").algorithm
+    assert (nearest.assignment, nearest.aggregation) == ("non-exclusive", "mna")
+    means = answers_of("ConstrainedLloyd trusted-server record means").algorithm
+    assert (means.assignment, means.aggregation) == ("non-exclusive", "amn")
     setting = answers_of("GLloyd distributed-noise record 2 of 4 collude").setting
     assert (setting.n_clients, setting.shares, setting.strategy.max_colluders) == (
         4,
         2,
         2,
     )
+
+
+@pytest.mark.claim("guarantees", "17")
+def test_the_target_of_constrained_lloyd_moves_a_record_to_another_cluster(parts):
+    """It takes the slot of a record of one cluster, and stands in the other cluster."""
+    answers = parts.Answers(parts.setting_of(cell_of(parts, CELLS[-4])))
+    query = answers.algorithm.query(answers.start())
+    places = answers.algorithm.layout(1).places
+    change = answers.change(query)
+    unit = sensitivities(answers.algorithm, 1)[places["sums"]][0]
+    of_clusters = np.linalg.norm(change[places["sums"]].reshape(2, -1), axis=1)
+    # Both sums change by almost two records each, where the thesis has one record.
+    assert (of_clusters > 0.97 * unit / math.sqrt(2)).all()
+    assert not change[places["counts"]].any()
+    assert 0.97 * unit < np.linalg.norm(of_clusters) <= unit
 
 
 def test_members_beyond_the_threshold_are_held_to_what_the_report_says(parts):
@@ -297,6 +332,7 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, text):
 CERTAIN = {
     "noise halved": 400,
     "columns not counted": 2000,
+    "moved records not counted": 100,
     "cost of half the norm": 400,
     "free squares without the joint bound": 100,
     "squares without the joint bound": 1000,
@@ -508,7 +544,7 @@ def table_rows(page):
     ]
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_the_page_has_every_line_and_every_bug(audit):
     rows = table_rows("tables/audit.md")
     lines = {tuple(row[:4]): row[-1] for row in rows if len(row) == 14}
@@ -529,7 +565,10 @@ def test_the_page_has_every_line_and_every_bug(audit):
         for cell in audit.cells((4.0,))
     )
     assert all(reached[0][0] == 5_000 for reached in gaussian.values())
-    assert all(reached[-1][1] >= audit.WANTED for reached in gaussian.values())
+    for line, reached in gaussian.items():
+        # Neighbours attain 0.96 of the cost of ConstrainedLloyd.
+        attained = 0.96 if line[0] == "ConstrainedLloyd" else 1.0
+        assert reached[-1][1] >= attained * audit.WANTED
     assert all(len(reached) == 1 for reached in gaussian.values())  # as the page says
     bugs = {row[0]: (row[7], row[9]) for row in rows if len(row) == 10}
     assert {name: bugs[name] for name in audit.BUGS} == dict.fromkeys(
@@ -543,7 +582,7 @@ def ranges(lines, between=" to "):
     return between.join(dict.fromkeys(f"{part:.2f}" for part in (parts[0], parts[-1])))
 
 
-@pytest.mark.claim("audit", "all-private-strategies-but")
+@pytest.mark.claim("audit", "all-private-strategies-attacked")
 def test_the_headlines_are_those_of_the_tables():
     lines = [
         row
@@ -600,7 +639,8 @@ def test_every_line_of_the_audit_is_as_it_must_be(audit):
     for task in audit.tasks_of(Options(effort.repetitions)):
         sure = effort if task.planted else replace(effort, confidence=SURE)
         line = audit.line_of(task, sure)
-        assert line.attained > 0.97, task
+        least = 0.95 if task.strategy == "ConstrainedLloyd" else 0.97
+        assert line.attained > least, task
         assert audit.failures(rows_of(audit, {task: line})) == []
         if not task.bug and not math.isnan(line.mu):
             assert line.tpr - line.fpr > 0.25, task  # 0.356 and more is expected

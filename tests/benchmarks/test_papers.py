@@ -9,11 +9,17 @@ import pytest
 from scripts import ROOT, load_script
 from suites import measured
 
+from bench import published
 from bench.harness import Options
 from bench.script import parser_of
 from benchmarks.papers.__main__ import main, words_of
 from benchmarks.papers.items import KINDS, papers
 from benchmarks.papers.page import page_of, path_of
+from benchmarks.papers.record import rows_of
+from benchmarks.papers.rows import MISSING, read
+from benchmarks.papers.rows import path_of as rows_path
+from flower_kmeans.algorithms.answers import reconstructed
+from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
 from flower_kmeans.privacy.randomness import Stream
 
 PAPERS = papers()
@@ -44,7 +50,17 @@ def test_every_paper_has_items_of_each_number_once():
 def test_the_page_is_the_one_that_is_made(name):
     """Write it again: python -m benchmarks.papers --write."""
     paper = PAPERS[name]
-    assert path_of(paper).read_text("utf-8") == page_of(paper)
+    assert path_of(paper).read_text("utf-8") == page_of(paper, read(rows_path(name)))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_rows_equal_the_cells_of_the_committed_tables(name):
+    """Take them over again: python -m benchmarks.papers --write."""
+    found = read(rows_path(name))
+    assert found == rows_of(PAPERS[name])
+    for row in found:
+        assert row.ours
+        assert row.ours == MISSING or row.date
 
 
 @pytest.mark.parametrize("item", MADE)
@@ -61,7 +77,7 @@ def test_commands_name_files_and_options_that_exist(item, monkeypatch):
         path = ROOT / words[0]
         assert path.is_file()
         module = load_script(monkeypatch, path.stem, path.parent)
-        if path.parent.name == "feddp":
+        if path.stem == "experiments":
             module.options_of(words[1:])
         elif "--quick" not in words:
             parser_of(module.SUITE).parse_args(words[1:])
@@ -125,6 +141,10 @@ def test_an_item_without_command_or_reason_is_refused(tmp_path):
     for more, message in (
         ("", "the reason"),
         ('command = "x.py"\n', "or neither"),
+        (
+            'why = "no"\nours = "0.5"\n[[a.items.tables]]\nkeys = []\ncolumns = []',
+            "in its rows",
+        ),
         ('why = "no"\n[[a.items]]\nkind = "figure"\nnumber = "1"\ntitle = "y"', "once"),
     ):
         file.write_text(head + more, "utf-8")
@@ -157,6 +177,13 @@ SMALL = {
         {"loss": (0, 1), "records": (5000, 5000)},
     ),
     "pe_means_selection": (("weighted k-means", 1, 0), {"ratio": (0.999, 1.1)}),
+    "thesis_choices": (
+        (
+            *("sklearn-iris", "MNA", "sphere packing", "trunc, fold, none"),
+            *("NOT PRIVATE", 4.0, 0),
+        ),
+        {"wcss": (20, 400), "seconds": (0, 60)},
+    ),
     "thesis": (
         ("sklearn-iris", "exclusive MNA", "laplace", "NOT PRIVATE", "2 even", 4.0, 0),
         {"wcss": (20, 200), "rounds": (2, 7)},
@@ -196,3 +223,63 @@ def test_thesis_noise_that_is_not_private_is_smaller(script):
         drawn = module.noise_of(algorithm, algorithm.plan(), 1, noise, Stream.fresh())
         sizes.append(float(abs(drawn).mean()))
     assert sizes[1] < sizes[0] / 2
+
+
+def test_missing_sets_have_a_loader():
+    """`bench.published` reads them, but for two whose shapes `populations` has."""
+    missing = {
+        name
+        for paper in PAPERS.values()
+        for item in paper.items
+        for name in item.missing
+    }
+    assert missing - {"folktables", "stackoverflow"} <= published.SETS.keys()
+
+
+@pytest.mark.parametrize("aggregation", ["MNA", "AMN"])
+def test_the_default_choices_are_the_librarys(script, aggregation):
+    module = script("thesis_choices")
+    values = ("sklearn-iris", aggregation, module.PACKED, module.DEFAULT)
+    task = module.Task(*values, module.CLAIMED, 4.0, 0)
+    algorithm = module.algorithm_of(Options(1), task)
+    state = algorithm.initial_state()
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**40), 2**40, algorithm.layout(1).n_words)
+    answer = reconstructed(algorithm, 1, words, 1.0, 2)
+    expected = algorithm.update(state, answer)
+    found = module.updated(algorithm, state, answer, task.postprocessing, 2)
+    np.testing.assert_array_equal(
+        found.arrays["centroids"], expected.arrays["centroids"]
+    )
+
+
+def test_sums_and_counts_are_treated_at_their_bounds(script):
+    module = script("thesis_choices")
+    task = module.Task("sklearn-iris", "MNA", module.RANDOM, "", "right", 4.0, 0)
+    algorithm = module.algorithm_of(Options(1), task)
+    assert algorithm.initial is not None
+    one = 2**algorithm.fraction_bits
+    low, high = algorithm.min_size, algorithm.max_size
+    counts = np.array([low - 3, high + 5, low], dtype=np.int64) * one
+    sums = np.zeros((3, 4), dtype=np.int64)
+    sums[0, 0] = (high + 2) * one
+    answer = Statistic({SUMS: sums, COUNTS: counts})
+    for choice, expected_sum, expected_counts in (
+        ("none, none, none", high + 2, [low - 3, high + 5, low]),
+        ("trunc, trunc, none", high, [low, high, low]),
+        ("fold, fold, none", high - 2, [low + 3, high - 5, low]),
+    ):
+        new_sums, new_counts = module.treated(algorithm, answer, choice)
+        assert new_sums[0, 0] == expected_sum * one
+        assert (new_counts // one).tolist() == expected_counts
+
+
+def test_the_elbow_is_where_the_fall_ends(monkeypatch):
+    module = load_script(monkeypatch, "elbow", ROOT / "simulations/feddp")
+    costs = np.array([10.0, 6.0, 2.0, 1.9, 1.8, 1.75])
+    assert module.elbow_of(costs) == 3
+    rows = [
+        {"population": "mixture", "epsilon": 1.0, "run": 0, "elbow": 3}
+        | {f"cost_{k}": 1 / k for k in range(1, module.LARGEST + 1)}
+    ]
+    assert "| mixture | 1.0 | 3 | 3 |" in module.tables_of(rows, Options(1))

@@ -250,7 +250,7 @@ def test_losses_of_vertical_runs(script, monkeypatch):
     assert all(0 < row["loss"] < 1 and 0 < row["accuracy"] <= 1 for row in rows)
     first, second = loss.tables_of(rows, Options(1)).split("\n\n")
     assert len(cells(first)) == 1
-    ((_, _, *compared, one),) = cells(second)
+    ((_, _, _, *compared, one),) = cells(second)
     for method, cell in zip(loss.METHODS, compared, strict=True):
         ratio, lost = map(float, cell.split("; "))
         (row,) = [row for row in rows if row["method"] == method]
@@ -259,6 +259,38 @@ def test_losses_of_vertical_runs(script, monkeypatch):
     labels = np.array([5, 5, 5, 7, 7, 9])
     assert loss.accuracy(labels, np.array([1, 1, 0, 0, 0, 2])) == pytest.approx(5 / 6)
     assert loss.accuracy(labels, np.zeros(6, dtype=np.int64)) == pytest.approx(3 / 6)
+
+
+def test_a_larger_epsilon_has_less_noise(script):
+    loss = script("vertical_loss")
+    found = {}
+    for epsilon in (0.25, 5.0):
+        task = loss.Task("sklearn-iris", "sums", epsilon, 5, 0)
+        found[epsilon] = loss.measure(task, Options(1))["loss"]
+    assert found[5.0] < found[0.25]
+
+
+def test_planned_costs_of_vertical_runs(script):
+    """Bytes are those of the plan; more parties and columns send more."""
+    plan = script("vertical_plan")
+    rows = measured(plan.SUITE, plan.SUITE.tasks(Options(1)))
+    by_parties = {
+        row["parties"]: row["n_bytes"]
+        for row in rows
+        if row["part"] == "parties" and row["data"] == "loan"
+    }
+    assert list(by_parties) == [2, 4, 8, 16]
+    assert sorted(by_parties.values()) == list(by_parties.values())
+    widths = (1,) * 16
+    assert by_parties[16] == costs(5, widths, 60_000, 10, 1).total_bytes
+    (wired,) = [
+        row
+        for row in rows
+        if (row["network"], row["n"], row["clusters"]) == ("ccWAN50", 100_000, 5)
+    ]
+    seconds = wired["n_bytes"] * 8 / 50e6 + wired["round_trips"] * 0.3
+    assert wired["wire"] == pytest.approx(seconds)
+    assert len(cells(plan.tables_of(rows, Options(1)).split("\n\n")[3])) == 9
 
 
 def test_the_noise_that_the_paper_describes(script):
@@ -277,7 +309,7 @@ def test_the_noise_that_the_paper_describes(script):
     algorithm = loss.VerticalAlgorithm.planned(
         10, box, budget, n_records=10_000, radius=False
     )
-    noise = loss.described_noise(algorithm, 1, 5, np.random.default_rng(0))
+    noise = loss.described_noise(algorithm, 1, 5, np.random.default_rng(0), 1.0)
     sums, counts = np.split(noise / 2.0**algorithm.fraction_bits, [400])
     assert len(counts) == 10
     assert sums.std() == pytest.approx(

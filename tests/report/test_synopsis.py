@@ -150,6 +150,26 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
         assert np.trace(covariance) == pytest.approx(3 * 0.36, rel=0.1)
 
 
+@pytest.mark.claim("guarantees", "22")
+def test_records_that_are_drawn_lie_as_closely_as_the_records():
+    """The noise of a cell's variance grows with the square of its radius."""
+    disc = Ball(1.0, [0.0, 0.0])
+    centers = np.array([[0.5, 0.2], [-0.4, 0.4], [0.0, -0.5]])
+    rng = RNG(2)
+    records = centers[rng.integers(0, 3, 20_000)]
+    records += 0.05 * rng.normal(size=records.shape)
+    for key in range(4):
+        algorithm = SynopsisAlgorithm.planned(
+            3, disc, PrivacyBudget(1.0), n_records=20_000
+        )
+        last = algorithm.schedule.last_synopsis
+        stream = Stream.from_key(bytes([key]) * 32)
+        state = run_of(algorithm, [records], stream, until=last)
+        drawn = Synopsis(algorithm.mixture.learned(state), disc).sample(20_000, RNG(3))
+        found = inertia(drawn, centers) / inertia(records, centers)
+        assert found == pytest.approx(1, abs=0.04)
+
+
 # -------------------------------------------------------------------------- clusterings
 
 

@@ -15,7 +15,8 @@ from harness import Outcome, assert_scale, exact_statistic, run_recorded
 from rows import TRUSTS
 
 from flower_kmeans import Ball, Box, PrivacyBudget, Sphere
-from flower_kmeans.algorithms.answers import words_of_rows
+from flower_kmeans.algorithms import SynopsisAlgorithm, tightened
+from flower_kmeans.algorithms.answers import contribution, words_of_rows
 from flower_kmeans.algorithms.numerics import projection
 from flower_kmeans.algorithms.sensitivity import record_sensitivities, sensitivities
 from flower_kmeans.algorithms.synopsis_state import WARNINGS, Note, Spread
@@ -250,6 +251,49 @@ def test_a_unit_of_wide_records_moves_sums_by_the_planned_sensitivity(name):
     assert max(moved) <= 1 + 1e-9
     number = 1 if name == "ranges" else 0
     assert moved[number] > 0.99
+
+
+@pytest.mark.claim("guarantees", "22")
+@pytest.mark.parametrize("name", WAYS)
+def test_a_unit_moves_products_with_groups_by_the_planned_sensitivity(name):
+    """A record, all records of a person or of a client, and within ranges that were found."""
+    way = WAYS[name]
+    options = {**way.options, "most_words": 20 * D}
+    if not way.budget.protects_clients:
+        del options["n_clients"]
+    algorithm = tightened.planned(
+        SynopsisAlgorithm, K, way.domain, way.budget, **options
+    )
+    assert innermost(algorithm).schedule.n_groups == 20
+    state = algorithm.initial_state()
+    if algorithm.finds_ranges:
+        ((records,), _) = records_of(way, 1)
+        words = words_of_rows(algorithm, algorithm.query(state), records)
+        state = algorithm.update(state, algorithm.layout(1).unflatten(words))
+    query = algorithm.query(state)
+    units = sensitivities(algorithm, query.round)
+    moved = []
+    for unit in units_of(way, algorithm):
+        words = words_of_rows(algorithm, query, unit)
+        words = contribution(algorithm, query.round, words)
+        moved.append(np.linalg.norm(words / units))
+    assert max(moved) <= 1 + 1e-9
+    assert max(moved) > 0.5
+
+
+def units_of(way, algorithm):
+    """Yield the rows of a record, of a person or of a client, beyond all bounds."""
+    rng = RNG(7)
+    for _ in range(30):
+        record = rng.choice([-99.0, 99.0], (1, D))
+        if way.persons:
+            rows = np.vstack([record, record, record, rng.normal(size=(3, D))])
+            weights = rng.multinomial(algorithm.full_weight, np.full(6, 1 / 6))
+            yield np.column_stack([rows, weights])
+        elif algorithm.clip is not None:
+            yield np.tile(record, (50, 1))
+        else:
+            yield record
 
 
 # ------------------------------------------------------------------------- feasibility

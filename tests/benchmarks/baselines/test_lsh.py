@@ -32,6 +32,31 @@ def test_sums_of_leaves_have_the_planned_noise():
     assert_scale("sums", (means * sizes / 3.0).ravel(), enough=8_000)
 
 
+def test_the_noise_of_a_run_is_that_of_its_releases():
+    class Recorded(np.random.Generator):
+        counts = ()
+        sums = ()
+
+        def laplace(self, loc=0.0, scale=1.0, size=None):
+            self.counts += (scale,)
+            return super().laplace(loc, scale, size)
+
+        def normal(self, loc=0.0, scale=1.0, size=None):
+            # Hyperplanes have no scale.
+            if scale != 1.0:
+                self.sums += (scale,)
+            return super().normal(loc, scale, size)
+
+    problem = Problem(5_000, 3, 4, 4.0, 1e-5)
+    records = np.random.default_rng(7).normal(0, 0.2, (5_000, 3))
+    rng = Recorded(np.random.PCG64(0))
+    lsh.fit(records, 4, problem.epsilon, problem.delta, rng)
+    planned = lsh.releases(problem)
+    assert len(rng.counts) > 3
+    assert set(rng.counts) == {planned[0].noise_multiplier}
+    assert rng.sums == (planned[-1].noise_multiplier,)
+
+
 def test_releases_are_those_of_the_recipe():
     counts = lsh.releases(Problem(1_000, 5, 3, 1.0, 1e-4))
     assert [each.mechanism for each in counts] == ["laplace"] * 21 + ["gaussian"]
