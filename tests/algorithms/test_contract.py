@@ -657,6 +657,7 @@ LACKS = {
     "min_clusters": "if min_clusters is given",
     "n_clients": f"n_clients is required|{MISSING}",
     "n_persons": f"n_persons is required|{MISSING}",
+    "full_weight": f"Expected full_weight exactly|{MISSING}",
     "clip": "Expected a clip with unit='client'",
     "clips": f"Expected clips.*unit='client'|{MISSING}",
 }
