@@ -27,18 +27,20 @@ from unittest import mock
 
 import numpy as np
 from direct import final_state
-from embeddings import RADIUS, Vectors, cost, load, reference, with_error
+from embeddings import RADIUS, cost, load, with_error
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from bench.yardsticks import yardsticks
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms import FedDPAlgorithm, feddp_projection
 from flower_kmeans.algorithms.numerics.eigenspace import leading_eigenvectors
 from flower_kmeans.algorithms.numerics.projection import MOMENTS
+from flower_kmeans.arrays import FloatArray
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
 
-Eigenvectors = Callable[[Vectors, int, float], tuple[Vectors, Vectors]]
+Eigenvectors = Callable[[FloatArray, int, float], tuple[FloatArray, FloatArray]]
 
 N_SERVER_POINTS = 100
 _SERVER_NOISE = 0.3  # length of the noise of a server's point
@@ -49,11 +51,13 @@ _MEGABYTE = 10**6
 class Table(NamedTuple):
     """Records within the unit ball, (n, d), and a number of clusters."""
 
-    records: Vectors
+    records: FloatArray
     n_clusters: int
 
 
-def of_lapack(matrix: Vectors, n_vectors: int, edge: float) -> tuple[Vectors, Vectors]:
+def of_lapack(
+    matrix: FloatArray, n_vectors: int, edge: float
+) -> tuple[FloatArray, FloatArray]:
     """Return leading eigenvectors, (d, p), and all eigenvalues, (d,), from LAPACK."""
     values, vectors = np.linalg.eigh(matrix)
     return vectors[:, ::-1][:, :n_vectors], values[::-1]
@@ -77,7 +81,8 @@ def table_of(name: str) -> Table:
         records = centers[rng.integers(20, size=10_000)]
         records += 0.25 * rng.normal(size=records.shape)
         return Table(records / np.linalg.norm(records, axis=1).max(), 20)
-    return Table(load(name, Path()), 20)
+    vectors = load(name, Path())
+    return Table(vectors.records, vectors.n_clusters)
 
 
 def algorithm_of(table: Table, epsilon: float, seed: int) -> FedDPAlgorithm:
@@ -119,7 +124,7 @@ def print_utility(names: Sequence[str], epsilons: Sequence[float], runs: int) ->
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in names:
         table = table_of(name)
-        best = reference(table.records, table.n_clusters, 3)
+        best = yardsticks(table.records, table.n_clusters, 3)
         gain = best.one_cluster - best.kmeans
         for epsilon in epsilons:
             lost: dict[str, NDArray[np.float64]] = {}
@@ -136,7 +141,7 @@ def print_utility(names: Sequence[str], epsilons: Sequence[float], runs: int) ->
             )
 
 
-def noisy_moments(table: Table) -> tuple[Vectors, Vectors]:
+def noisy_moments(table: Table) -> tuple[FloatArray, FloatArray]:
     """Return second moments, (d, d), without and with noise as that of a plan."""
     d = table.records.shape[1]
     algorithm = algorithm_of(table, 1.0, _FIRST_SEED)

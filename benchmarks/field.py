@@ -44,7 +44,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "field_rows.csv"
 EPSILONS = (0.25, 1.0, 4.0)
 RUNS = 3
-EMBEDDING_CLUSTERS = 20
 
 TUNING = (
     *("iris", "birch2", *(f"g2mg_{d}_30" for d in (2, 4, 16, 128))),
@@ -92,7 +91,8 @@ class Row:
 def records_of(name: str, folder: Path | None) -> tuple[FloatArray, int]:
     """Return the records of a set, (n, d), in the unit ball, and the number of clusters."""
     if name.startswith("made_"):
-        return load(name, Path()), EMBEDDING_CLUSTERS
+        vectors = load(name, Path())
+        return vectors.records, vectors.n_clusters
     data = sets.load(name, folder)
     return sets.to_unit_ball(data.records), data.n_clusters
 
