@@ -23,8 +23,8 @@ from unittest import mock
 
 import numpy as np
 from audit import Task, caught, failures, label_of, task_of
-from audit_bugs import BUGS, Bug, Context
 from audit_bounds import mu_lower_bound
+from audit_bugs import BUGS, Bug, Context
 from audit_cells import DELTA, RECORDS_ALONE, Cell
 from audit_measure import Line, attack_whole
 
