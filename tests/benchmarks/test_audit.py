@@ -557,7 +557,7 @@ def test_the_page_has_every_line_and_every_bug(audit):
         if len(row) == 14 and row[3] == "4" and row[10] and float(row[5])
     }  # the least repetitions first, then those of lines that fell short by chance
     for row in rows:
-        if tuple(row[:4]) in gaussian:
+        if len(row) == 14 and tuple(row[:4]) in gaussian:
             gaussian[tuple(row[:4])].append((int(row[7]), float(row[12])))
     assert len(gaussian) == sum(
         cell.strategy != "SuLloyd"

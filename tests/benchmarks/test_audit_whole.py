@@ -152,6 +152,20 @@ def test_lines_that_are_not_as_they_must_be_are_shown(whole, measured):
 
 
 @pytest.mark.claim("audit", "whole-runs-every-private")
+def test_all_lines_together_give_the_bound_of_their_summed_guesses(whole, measured):
+    line = {"epsilon": 4.0, "bug": "", "mu": 0.925}
+    one = {**line, "repetitions": 60, "tpr": 0.7, "fpr": 0.3}
+    other = {**line, "repetitions": 140, "tpr": 0.65, "fpr": 0.35}
+    laplace = {**one, "mu": math.nan}
+    bug = {**one, "bug": "noise halved"}
+    bound = measured.epsilon_of_mu(measured.mu_lower_bound(133, 200, 67, 200), 1e-5)
+    assert whole.together([one, laplace, other, bug]) == (
+        "Epsilon 4: the 200 whole runs of each side with Gaussian noise, in 2 lines, "
+        f"give {bound:.2f} together."
+    )
+
+
+@pytest.mark.claim("audit", "whole-runs-every-private")
 def test_the_page_has_every_line_of_whole_runs(whole):
     text = (ROOT / "docs" / "tables" / "audit.md").read_text("utf-8")
     rows = [
