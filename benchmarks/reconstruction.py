@@ -115,10 +115,9 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Attack one run, and count what was found."""
-    # Each run warns that its clusters may be noise.
-    logging.getLogger("flower_kmeans").setLevel(logging.ERROR)
     data = in_box(task.data, options)
-    recorded = run_seen(data, task.view, task.epsilon, task.run)
+    with without_warnings():
+        recorded = run_seen(data, task.view, task.epsilon, task.run)
     true_moves = moves_of(recorded)
     known = {record.tobytes() for record in recorded.records}
     claimed = claimed_records(recorded.rounds)
@@ -273,6 +272,18 @@ class Record:
         self.sums: dict[int, IntArray] = {}
         self.queries: dict[int, Query] = {}
         self.noise: dict[int, IntArray] = {}
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings of each run that its clusters may be noise."""
+    logger = logging.getLogger("flower_kmeans")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

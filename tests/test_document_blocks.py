@@ -96,6 +96,11 @@ LISTED = {
         "needs this package",
         "tests/privacy/test_tensorflow_privacy.py::test_the_code_of_the_page_runs",
     ),
+    (
+        "docs/tables/originals.md",
+        "python benchmarks/originals.py fastlloyd --reference CHECKOUT --python PYTHON "
+        "--data-dir DIR --runs 5",
+    ): Listed("needs checkouts of other codes", "tests/benchmarks/test_originals.py"),
     ("docs/tables/feddp.md", 'python -c "'): Listed(
         "writes the file of a table that takes long"
     ),

@@ -14,6 +14,10 @@ from selection import ONLY_THOROUGH, covering, left_out_lines
 # Tests of which no case runs by default, and what does instead. A new one needs a
 # reason here.
 NOT_BY_DEFAULT = {
+    "other cases of test_audit_whole": [
+        "benchmarks/test_audit_whole.py::test_laplace_noise_has_a_threshold_from_repetitions",
+        "benchmarks/test_audit_whole.py::test_the_second_bug_is_not_in_the_repetitions",
+    ],
     "other cases of test_weights and of test_audit": [
         "algorithms/test_weights.py::test_the_largest_weight_keeps_the_unit_too",
         "benchmarks/test_audit.py::test_records_that_weigh_as_much_as_their_person_are_found",

@@ -47,10 +47,11 @@ def most_words(
     """Return the most words of a round that `require_sizes` allows to ``n_clients`` clients.
 
     Words of queries do not count. ``n_levels`` is the number of a document's ``levels``.
-    Without clients who could share a sum it is `MAX_WORDS`, because the run is refused
-    for that reason.
+    Without clients who could share a sum, or where words are not summed, it is
+    `MAX_WORDS`, because the run is refused for that reason.
     """
     try:
+        secure_sum = trust.sum
         n_parts, sharing = _sharing(trust, n_clients, max_colluders)
     except ConfigurationError:
         return MAX_WORDS
@@ -60,7 +61,7 @@ def most_words(
         most = min(most, of_member, MAX_RELAY // (n_clients * n_parts))
 
     def part(n_words: int) -> int:
-        found = noise.bytes_of_part(trust.sum, n_words, sharing, n_levels)
+        found = noise.bytes_of_part(secure_sum, n_words, sharing, n_levels)
         return found + _PART_OVERHEAD
 
     n_allowed = bisect_right(range(1, MAX_WORDS + 1), most, key=part)
