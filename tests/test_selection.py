@@ -14,6 +14,11 @@ from selection import ONLY_THOROUGH, covering, left_out_lines
 # Tests of which no case runs by default, and what does instead. A new one needs a
 # reason here.
 NOT_BY_DEFAULT = {
+    "other cases of test_field, of test_papers and of test_tensorflow_privacy": [
+        "benchmarks/test_field.py::test_it_runs_as_a_module",
+        "benchmarks/test_papers.py::test_the_quick_command_works",
+        "privacy/test_tensorflow_privacy.py::test_the_committed_table_comes_out_again",
+    ],
     "other cases of test_audit_whole": [
         "benchmarks/test_audit_whole.py::test_laplace_noise_has_a_threshold_from_repetitions",
         "benchmarks/test_audit_whole.py::test_the_second_bug_is_not_in_the_repetitions",

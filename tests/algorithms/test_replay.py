@@ -247,6 +247,11 @@ def digest(name: str) -> str:
 
 TAKE_LONG = (
     "synopsis-embeddings",
+    "synopsis-embeddings-persons",
+    "synopsis-embeddings-clients",
+    "synopsis-embeddings-ranges",
+    "synopsis-embeddings-sphere",
+    "synopsis-groups",
     *LONG,
     "synopsis-sized",
     "synopsis-sized-exact",
