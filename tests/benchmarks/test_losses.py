@@ -33,12 +33,14 @@ def options(tmp_path):
 OBLIVIOUS, TRUSTED = "oblivious-server", "trusted-server"
 PROTOCOLS = [
     ("loss", "SynopsisKMeans", TRUSTED),
-    ("loss", "SynopsisKMeans:oblivious", OBLIVIOUS),
+    pytest.param(
+        "loss", "SynopsisKMeans:oblivious", OBLIVIOUS, marks=pytest.mark.thorough
+    ),
     ("loss", "FastLloyd", TRUSTED),
     ("loss", "FastLloyd:paper", TRUSTED),
     ("utility", "SynopsisKMeans", TRUSTED),
     ("utility", "FastLloyd", OBLIVIOUS),
-    ("utility", "FastLloyd:paper", OBLIVIOUS),
+    pytest.param("utility", "FastLloyd:paper", OBLIVIOUS, marks=pytest.mark.thorough),
 ]
 
 

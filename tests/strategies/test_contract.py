@@ -267,7 +267,7 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
 
 
 @pytest.mark.claim("reference/simulation", "engines-process-ray-give")
-@pytest.mark.default_cases("FastLloyd-clients-only", "FedDPKMeans-distributed-noise")
+@pytest.mark.default_cases("FedDPKMeans-distributed-noise")
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize(

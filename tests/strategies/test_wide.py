@@ -136,12 +136,7 @@ CASES = [(name, trust) for name in WAYS for trust in TRUSTS]
 
 
 @pytest.mark.claim("guarantees", "22")
-@pytest.mark.default_cases(
-    "person-oblivious-server",
-    "client-trusted-server",
-    "ranges-distributed-noise",
-    "sphere-clients-only",
-)
+@pytest.mark.default_cases("person-oblivious-server", "client-trusted-server")
 @pytest.mark.parametrize(("name", "trust"), CASES)
 def test_clear_directions_are_live_and_moves_teach_the_doubts_beside(name, trust):
     """The whole run replays from its sums, under a blind server too."""
@@ -183,11 +178,7 @@ def test_a_silhouette_of_wide_records_is_measured(name, trust):
 @pytest.mark.claim("guarantees", "34")
 @pytest.mark.claim("guarantees", "45")
 @pytest.mark.claim("guarantees", "46")
-@pytest.mark.default_cases(
-    "person-distributed-noise",
-    "client-oblivious-server",
-    "ranges-trusted-server",
-)
+@pytest.mark.default_cases("ranges-trusted-server")
 @pytest.mark.parametrize(("name", "trust"), CASES)
 def test_noise_has_the_planned_scale_and_its_edge(name, trust):
     """In all rounds. 2/3 and 3/2 of it are rejected, and so are other edges."""
