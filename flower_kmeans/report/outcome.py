@@ -55,9 +55,11 @@ class Outcome:
 
     @property
     def _weights(self) -> FloatArray:
-        if self.counts is None:
-            return np.ones(self.n_clusters)
-        return self.counts
+        if self.counts is not None:
+            return self.counts
+        if self.sizes is not None:
+            return np.array(self.sizes.counts)
+        return np.ones(self.n_clusters)
 
     @property
     def n_columns(self) -> int:

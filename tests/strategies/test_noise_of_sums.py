@@ -168,7 +168,7 @@ SITUATIONS = {
     ),
     "sizes, and one is absent at last": Situation(
         {"n_clusters": 20, "min_size": 45, "max_size": 75},
-        (Fault(4, 12, "drop"),),
+        (Fault(4, 16, "drop"),),
         kept={"distributed-noise": {6: 5, 5: 4}},
         releases=("sizes",),
         check=sizes_state_their_noise,
