@@ -3,7 +3,7 @@
     python benchmarks/reconstruction.py --data sklearn-iris sklearn-wine --runs 20
 
 If one record alone moves from cluster a to cluster b between two rounds, the sum of b
-grows by this record, and the sum of a shrinks by it. So whoever sees exact sums and
+grows by this record, and the sum of a shrinks by it. So a party that sees exact sums and
 counts of both rounds reads the record (Yang, Luo and Li, *Breaking Privacy in Federated
 Clustering*, arXiv 2511.07073, use such temporal regularities).
 

@@ -2,7 +2,7 @@
 
     python benchmarks/thesis.py --data-dir DIR --output build/thesis
 
-Lloyd's algorithm for several clients, each of which bounds the sizes of its own clusters
+Lloyd's algorithm for several clients, each of which bounds the sizes of the clusters at it
 (Ahmed, "Differentially-Private Multiparty Clustering", chapters 4 to 8;
 `ConstrainedLloyd`). Columns are scaled to [-1, 1] by the records' own range, which an
 application must not do. Two clients have random halves, and a cluster has from N / 1.5 k
@@ -50,7 +50,7 @@ from flower_kmeans.algorithms import (
 )
 from flower_kmeans.algorithms.answers import answer_of, reconstructed
 from flower_kmeans.algorithms.constrained import MEANS
-from flower_kmeans.algorithms.layout import COUNTS, Block
+from flower_kmeans.algorithms.layout import COUNTS, Block, Statistic
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.tightened import records_of
 from flower_kmeans.arrays import FloatArray, IntArray
@@ -119,6 +119,10 @@ PRINTED = {
     ("birch2", "exclusive AMN"): 42.0,
 }
 """WCSS at epsilon 4 with folded centroids in tables 8.2 and 8.3, means of 10 runs."""
+
+
+Update = Callable[[State, Statistic], State]
+"""The state after a round, from that before it and the noisy sum."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +251,16 @@ def noise_of(
     return drawn
 
 
-def final_state(algorithm: Algorithm, parts: Sequence[FloatArray], noise: str) -> State:
-    """Return the state after all rounds over several clients."""
+def final_state(
+    algorithm: Algorithm,
+    parts: Sequence[FloatArray],
+    noise: str,
+    update: Update | None = None,
+) -> State:
+    """Return the state after all rounds over several clients.
+
+    ``update`` is by default that of the algorithm.
+    """
     plan = algorithm.plan()
     stream = Stream.fresh()
     state = algorithm.initial_state(public_generator(FIRST_SEED, 0))
@@ -260,7 +272,11 @@ def final_state(algorithm: Algorithm, parts: Sequence[FloatArray], noise: str) -
             records = records_of(algorithm, query, algorithm.domain.counted(part))
             total += layout.flatten(answer_of(algorithm, query, records))
         answer = reconstructed(algorithm, number, total, 1.0, len(parts))
-        state = algorithm.update(state, answer, public_generator(FIRST_SEED, number))
+        if update is None:
+            rng = public_generator(FIRST_SEED, number)
+            state = algorithm.update(state, answer, rng)
+        else:
+            state = update(state, answer)
     return state
 
 

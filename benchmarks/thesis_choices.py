@@ -29,15 +29,13 @@ import numpy as np
 import thesis
 from protocols import in_box
 from sizes import cost_of, squared
-from thesis import CLAIMED, FIRST_SEED, RIGHT, TWO, noise_of, parts_of
+from thesis import CLAIMED, FIRST_SEED, RIGHT, TWO, final_state, parts_of
 
 from bench import script, tables
 from bench.harness import Options, Row, Suite
 from flower_kmeans.algorithms import ConstrainedLloydAlgorithm, State
-from flower_kmeans.algorithms.answers import answer_of, reconstructed
 from flower_kmeans.algorithms.constrained import MEANS
 from flower_kmeans.algorithms.layout import COUNTS, SUMS, Statistic
-from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import (
     MIN_COUNT,
     fold,
@@ -45,10 +43,8 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
     truncate,
 )
-from flower_kmeans.algorithms.tightened import records_of
-from flower_kmeans.arrays import FloatArray, IntArray
+from flower_kmeans.arrays import IntArray
 from flower_kmeans.extras import require
-from flower_kmeans.privacy.randomness import Stream
 
 EPSILON = 4.0
 PACKED = "sphere packing"
@@ -170,25 +166,6 @@ def updated(
     return State(state.round + 1, {"centroids": moved, "counts": counts})
 
 
-def final_state(
-    algorithm: ConstrainedLloydAlgorithm, parts: Sequence[FloatArray], task: Task
-) -> State:
-    """Return the state after all rounds over several clients."""
-    plan = algorithm.plan()
-    stream = Stream.fresh()
-    state = algorithm.initial_state(public_generator(FIRST_SEED, 0))
-    for number in range(1, algorithm.n_rounds + 1):
-        query = algorithm.query(state)
-        layout = algorithm.layout(number)
-        total = noise_of(algorithm, plan, number, task.noise, stream)
-        for part in parts:
-            records = records_of(algorithm, query, algorithm.domain.counted(part))
-            total += layout.flatten(answer_of(algorithm, query, records))
-        answer = reconstructed(algorithm, number, total, 1.0, len(parts))
-        state = updated(algorithm, state, answer, task.postprocessing, len(parts))
-    return state
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the cost of the centroids of one run, and the time of an iteration."""
     data = in_box(task.data, options)
@@ -197,8 +174,12 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     parts = parts_of(data, TWO, rng)
     # Its import takes longer than an iteration.
     require("ortools.graph.python.min_cost_flow", "ConstrainedLloyd", "constrained")
+
+    def update(state: State, answer: Statistic) -> State:
+        return updated(algorithm, state, answer, task.postprocessing, len(parts))
+
     started = time.perf_counter()
-    state = final_state(algorithm, parts, task)
+    state = final_state(algorithm, parts, task.noise, update)
     seconds = time.perf_counter() - started
     centroids = algorithm.centroids(state)
     assert centroids is not None

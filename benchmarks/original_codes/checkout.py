@@ -1,4 +1,4 @@
-"""A fetched checkout of a paper's code, and a run of it in a process of its own."""
+"""A fetched checkout of a paper's code, and a run of it in a separate process."""
 
 import hashlib
 import json

@@ -1,6 +1,5 @@
 """The first round of FedDP-KMeans: second moments, whose leading directions are the projection."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,10 +69,8 @@ class ProjectionStage:
         projection = self.setting.projection
         d = self.setting.n_features
         moments = projections.symmetric(answer.blocks[MOMENTS], d)
-        # The largest eigenvalue of pure noise is about sqrt(2 d) standard deviations of its
-        # diagonal; off-diagonal entries have 1 / sqrt 2 of them (Wigner's semicircle law).
         # The factor is that of noise shares which nobody could remove.
-        edge = math.sqrt(2 * d) * noise[MOMENTS] * answer.noise_factor
+        edge = projections.noise_edge(d, noise[MOMENTS]) * answer.noise_factor
         # All directions are used, those within the noise too, so noise is not damped.
         p = projection.n_directions
         directions, values = leading_eigenvectors(moments, p, edge=0.0)

@@ -155,8 +155,7 @@ class MomentsStage:
         d = self.setting.n_features
         in_squares = noise * self._square
         if not self.n_groups:
-            # Wigner's semicircle
-            return math.sqrt(2 * d) * in_squares
+            return projections.noise_edge(d, in_squares)
         edge = _edge_of_groups(d, self.n_groups, in_squares)
         return edge * math.sqrt(d / self.n_groups)
 
@@ -175,7 +174,7 @@ class MomentsStage:
         n = self._n_records(total, found.answered)
         of_total = noise * math.sqrt(d)
         norm = mean_norm(total / n, of_total / n)
-        edge = math.sqrt(2 * d) * noise / n
+        edge = projections.noise_edge(d, noise) / n
         p = self.setting.n_directions
         vectors, values = leading_eigenvectors(moments / n, p, edge)
         variances, n_clear = spectrum(values, edge, norm)

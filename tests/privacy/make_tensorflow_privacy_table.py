@@ -5,7 +5,7 @@
 
 It cannot be installed with its dependencies beside flwr. Its accounting needs none of
 them but dp-accounting, on which this library depends, too. The committed table was made
-with all of them, in an environment of its own: tensorflow 2.15.1 and dp-accounting
+with all of them, in a separate environment: tensorflow 2.15.1 and dp-accounting
 0.4.3. test_tensorflow_privacy.py compares what this script finds with that table.
 
 Nothing of this library is imported: the table is an outsider's opinion. "rounds" rows

@@ -95,8 +95,7 @@ def leading(
         The largest absolute eigenvalue of the noise in the matrix, 0 or more.
     """
     d = len(matrix)
-    length = math.sqrt(math.fsum(row_sums(matrix * matrix)))
-    scale = _SHORT / max(length, 2.0**-500)
+    scale = _shortening(matrix)
     # Its rows, and its products with vectors, are no longer than 1.
     integers = np.trunc(matrix * (scale * _HIGH))
     # No eigenvalue exceeds the length of the matrix, which is below 1.
@@ -137,8 +136,7 @@ def leading_of_products(
     n_vectors : int
         p, the number of vectors, at most m.
     """
-    length = math.sqrt(math.fsum(row_sums(matrix * matrix)))
-    scale = _SHORT / max(length, 2.0**-500)
+    scale = _shortening(matrix)
     # No row and no column is longer than the whole matrix, which is below 1.
     short = matrix * scale
     with single_threaded_blas():
@@ -149,6 +147,12 @@ def leading_of_products(
     # A matrix of a lower rank has images of roundings, which count as zeros.
     vectors = _independent(orthonormal(images).T).T
     return vectors, values
+
+
+def _shortening(matrix: FloatArray) -> float:
+    """Return the factor that gives a matrix a length just below 1."""
+    length = math.sqrt(math.fsum(row_sums(matrix * matrix)))
+    return _SHORT / max(length, 2.0**-500)
 
 
 def _start(n_rows: int, d: int) -> FloatArray:

@@ -102,6 +102,15 @@ def symmetric(words: NDArray[np.generic], n_features: int) -> FloatArray:
     return matrix
 
 
+def noise_edge(n_features: int, deviation: float) -> float:
+    """Return about the largest eigenvalue of the noise in second moments.
+
+    It has the unit of ``deviation``, the standard deviation of the noise on the diagonal.
+    Off-diagonal entries have 1 / sqrt 2 of it (Wigner's semicircle law).
+    """
+    return math.sqrt(2 * n_features) * deviation
+
+
 # -------------------------------------------------------------------------- projections
 
 
